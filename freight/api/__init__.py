@@ -1,0 +1,1 @@
+"""What others speak to the control plane through."""

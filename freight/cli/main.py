@@ -1,0 +1,82 @@
+"""The `freight` command."""
+
+import importlib
+import sys
+from typing import Any, Final
+
+import click
+
+from freight import __version__
+from freight.errors import FreightError
+
+# Each command: the module that has it, and its line in the help. Nothing is imported before it is used.
+COMMANDS: Final = {
+    "run": ("freight.cli.run", "Run a file of requests through a model and write the results file."),
+    "batch": ("freight.cli.batch", "Work with batch files."),
+    "models": ("freight.cli.models", "List, add, show and remove models."),
+    "config": ("freight.cli.config", "Show the settings in force."),
+    "doctor": ("freight.cli.doctor", "Check this machine and say what is wrong with it."),
+}
+
+
+class LazyGroup(click.Group):
+    """A group whose commands are imported when they are asked for."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Return the commands' names, in the order of the table."""
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Return a command, importing its module."""
+        if cmd_name not in COMMANDS:
+            return None
+        return getattr(importlib.import_module(COMMANDS[cmd_name][0]), cmd_name)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the list of commands from the table alone."""
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, about) for name, (_, about) in COMMANDS.items()])
+
+
+@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.version_option(__version__, prog_name="freight", message="%(prog)s %(version)s")
+def freight() -> None:
+    """Batch LLM inference on your own hardware.
+
+    A file of OpenAI-style requests goes in, a results file comes out: one line per record, in the order
+    sent. Nothing leaves your machines.
+    """
+
+
+def fail(error: FreightError) -> None:
+    """Print an error as users see it: what and where, then the fix."""
+    click.echo(f"error: {error.message}", err=True)
+    if error.hint:
+        click.echo(f"hint: {error.hint}", err=True)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run the command and exit with its status."""
+    try:
+        status: Any = freight.main(arguments, prog_name="freight", standalone_mode=False)
+    except click.exceptions.Exit as error:
+        status = error.exit_code
+    except click.UsageError as error:
+        _fail_usage(error)
+        status = 2
+    except click.Abort:
+        status = 130
+    except FreightError as error:
+        fail(error)
+        status = error.exit_code
+    except BrokenPipeError:
+        # The reader of our output went away, as `| head` does: nothing is wrong.
+        sys.stderr.close()
+        status = 0
+    sys.exit(status if isinstance(status, int) else 0)
+
+
+def _fail_usage(error: click.UsageError) -> None:
+    click.echo(f"error: {error.format_message()}", err=True)
+    if error.ctx is not None:
+        click.echo(f"hint: {error.ctx.command_path} --help", err=True)

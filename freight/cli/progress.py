@@ -1,0 +1,142 @@
+"""How a run shows what it does: a live bar on a terminal, a line now and then elsewhere, a summary at the end."""
+
+import sys
+import time
+from types import TracebackType
+from typing import Final
+
+from rich.console import Console
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from freight.control.embedded import Outcome
+from freight.control.jobrun import Progress
+from freight.core.job import State
+
+LINE_EVERY_S: Final = 30.0
+_BAR_WIDTH: Final = 28
+
+
+class RunConsole:
+    """A run's messages, all on standard error."""
+
+    def __init__(self) -> None:
+        self._console = Console(file=sys.stderr, highlight=False, soft_wrap=True, markup=False)
+        self._live: Live | None = None
+        self._line_at = time.monotonic() + LINE_EVERY_S
+        self._last_state = ""
+        self._last_note = ""
+        self._began = time.monotonic()
+
+    def __enter__(self) -> "RunConsole":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._live is not None:
+            self._live.stop()
+
+    def note(self, text: str) -> None:
+        """Say one line, once."""
+        if text != self._last_note:
+            self._console.print(text)
+        self._last_note = text
+
+    def show(self, progress: Progress) -> None:
+        """Show how the job stands."""
+        if self._console.is_terminal:
+            if self._live is None:
+                self._live = Live(console=self._console, refresh_per_second=4, transient=True)
+                self._live.start()
+            self._live.update(_bar(progress))
+            return
+        # A state that needs the reader's attention is said when it comes, everything else now and then.
+        state = f"{progress.state}: {progress.reason}" if progress.reason else progress.state
+        news = state != self._last_state and bool(progress.reason)
+        self._last_state = state
+        if news or time.monotonic() >= self._line_at:
+            self._line_at = time.monotonic() + LINE_EVERY_S
+            self._console.print(line(progress))
+
+    def summary(self, outcome: Outcome, output: str) -> None:
+        """Say how the run ended; the last line says how many records failed, and why most of them did."""
+        for text in summary(outcome, output, time.monotonic() - self._began):
+            self._console.print(text)
+
+
+def line(progress: Progress) -> str:
+    """Return one line that says how the job stands."""
+    parts = [f"{progress.state} {progress.totals.done}/{progress.total}"]
+    if progress.totals.failed:
+        parts.append(f"{progress.totals.failed} failed")
+    if progress.state == State.RUNNING:
+        parts.append(f"{progress.input_rate:.0f} tokens/s in, {progress.output_rate:.0f} out")
+        eta = progress.eta_s()
+        if eta is not None:
+            parts.append(f"{duration(eta)} left")
+    if progress.reason:
+        parts.append(progress.reason.splitlines()[0])
+    return " · ".join(parts)
+
+
+def _bar(progress: Progress) -> Table:
+    grid = Table.grid(padding=(0, 1))
+    bar = ProgressBar(total=max(progress.total, 1), completed=progress.totals.done, width=_BAR_WIDTH)
+    grid.add_row(bar, Text(line(progress), overflow="ellipsis", no_wrap=True))
+    return grid
+
+
+def summary(outcome: Outcome, output: str, took_s: float) -> list[str]:
+    """Return the closing lines of a run."""
+    totals = outcome.totals
+    if outcome.already_done:
+        lines = [f"already done: {output} ({outcome.total} records)"]
+        if outcome.note:
+            lines.append(f"note: {outcome.note}")
+        if totals.failed:
+            lines.append(f"{totals.failed} of {outcome.total} failed; run them again with --retry-errors")
+        return lines
+    lines = [_headline(outcome, output, took_s)]
+    if totals.input_tokens or totals.output_tokens:
+        cached = f", {100 * totals.cached_tokens / totals.input_tokens:.0f}% of them cached" if totals.cached_tokens else ""
+        lines.append(f"tokens: {totals.input_tokens} in{cached}, {totals.output_tokens} out")
+    if totals.cut:
+        lines.append(f"{totals.cut} cut off by max_tokens")
+    if totals.failed:
+        lines += [f"  {f.count} × {_kind(f.code, f.status)}, for example: {f.example}" for f in outcome.failures[1:]]
+        lines.append(f"{totals.failed} of {outcome.total} failed{_commonest(outcome)}")
+    return lines
+
+
+def _headline(outcome: Outcome, output: str, took_s: float) -> str:
+    if outcome.state is not State.COMPLETED:
+        written = f"; {output} says so for each" if outcome.totals.done > outcome.totals.failed else ""
+        left = outcome.total - outcome.totals.done
+        return f"{outcome.state}: {left} of {outcome.total} records were not reached{written}"
+    answered = outcome.total - outcome.totals.failed
+    verb = "no record was answered" if not answered else f"{answered} of {outcome.total} records answered"
+    return f"{verb} in {duration(took_s)}: {output}"
+
+
+def _commonest(outcome: Outcome) -> str:
+    if not outcome.failures:
+        return ""
+    most = outcome.failures[0]
+    share = "" if most.count == outcome.totals.failed else f"{most.count} × "
+    return f": {share}{_kind(most.code, most.status)}: {most.example}"
+
+
+def _kind(code: str, status: int) -> str:
+    return f"{code} ({status})" if status else code
+
+
+def duration(seconds: float) -> str:
+    """Return a duration in words, as 1h02m, 3m05s or 4.2s."""
+    if seconds < 60:
+        return f"{seconds:.1f}s"
+    minutes, rest = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}h{minutes:02d}m" if hours else f"{minutes}m{rest:02d}s"

@@ -1,0 +1,91 @@
+"""`freight run`: one file, one model, no server."""
+
+import asyncio
+import os
+import signal
+from typing import Any
+
+import click
+
+from freight.cli.parameters import Concurrency, Duration
+from freight.cli.settings import settings
+from freight.errors import UserError
+
+
+@click.command()
+@click.argument("file")
+@click.option("-o", "--output", required=True, metavar="OUT", help="The results file. It appears whole, at the end.")
+@click.option("--model", metavar="M", help="A registered model, a .gguf file, or the URL of a server that runs.")
+@click.option("--workers", type=click.IntRange(min=1), metavar="N", help="Model instances that share the records. [default: one per device]")
+@click.option("--gpus", type=click.IntRange(min=0), metavar="N", help="GPUs per worker, for a model too big for one.")
+@click.option("--timeout", type=Duration(), metavar="D", help="Stop after this much running time. [default: none]")
+@click.option("--record-timeout", type=Duration(), metavar="D", help="Give up a record after this. [default: none; 1h on endpoints]")
+@click.option("--concurrency", type=Concurrency(), default="auto", metavar="N|auto", help="Requests in flight per worker. [default: auto]")
+@click.option("--strict", is_flag=True, help="Refuse the whole file if any line is bad.")
+@click.option("--ignore-record-model", is_flag=True, help="Run every record on this model, whatever its own says.")
+@click.option("--fresh", is_flag=True, help="Forget the state of an earlier run and start over.")
+@click.option("--force", is_flag=True, help="Replace an output that Freight did not write.")
+@click.option("--retry-errors", is_flag=True, help="Run again the records that ended in an error.")
+@click.option("--fail-on-errors", is_flag=True, help="Exit with 6 when any record failed.")
+def run(file: str, output: str, fail_on_errors: bool, **options: Any) -> int:
+    """Run FILE (JSON Lines; - for standard input) through a model and write the results to OUT.
+
+    State is kept in OUT.freight until every record is answered. Killed at any moment, the same command goes on
+    where it stopped and runs no finished record again.
+
+    Exit status: 0 done; 1 failed or timed out; 2 refused; 6 records failed and --fail-on-errors; 130 interrupted.
+    """
+    # Imported here, so that --help stays fast.
+    from freight.cli.progress import RunConsole
+    from freight.control.embedded import EmbeddedRun
+
+    console = RunConsole()
+    job = EmbeddedRun(_request(file, output, options), settings(), console)
+    with console:
+        outcome = asyncio.run(_with_signals(job))
+    console.summary(outcome, output)
+    return outcome.exit_status(fail_on_errors)
+
+
+def _request(file: str, output: str, options: dict[str, Any]) -> Any:
+    from freight.control.embedded import RunRequest
+    from freight.control.jobrun import JobOptions
+
+    if options["gpus"]:
+        raise UserError(f"--gpus {options['gpus']}: this machine's pool has no GPU, only CPU devices", "leave it out")
+    if output == "-":
+        raise UserError("-o - : results are never printed", "name a file")
+    return RunRequest(
+        file=file,
+        output=output,
+        model=options["model"],
+        options=JobOptions(
+            workers=options["workers"] or 0,
+            timeout_s=options["timeout"] or 0.0,
+            record_timeout_s=options["record_timeout"] or 0.0,
+            concurrency=options["concurrency"],
+        ),
+        strict=options["strict"],
+        ignore_record_model=options["ignore_record_model"],
+        fresh=options["fresh"],
+        force=options["force"],
+        retry_errors=options["retry_errors"],
+    )
+
+
+async def _with_signals(job: Any) -> Any:
+    """Run the job; the first signal stops it cleanly, the second at once."""
+    loop = asyncio.get_running_loop()
+    asked = False
+
+    def stop() -> None:
+        nonlocal asked
+        if asked:
+            job.kill()
+            os._exit(130)
+        asked = True
+        job.interrupt()
+
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        loop.add_signal_handler(number, stop)
+    return await job.run()

@@ -1,0 +1,186 @@
+"""The only code that performs what the planner decided: the intent on disk first, then the effect, then the outcome."""
+
+import asyncio
+import shutil
+import time
+import uuid
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Final, TypeVar
+
+from freight.control.jobrun import JobRun, WorkerRun
+from freight.control.output import put_in_place, rows, write_aside
+from freight.core.answer import BATCH_EXPIRED, BATCH_FAILED
+from freight.core.device import Device
+from freight.core.job import Event, State
+from freight.core.messages import Phase
+from freight.core.plan import Action, Fail, Finalize, StartWorker, StopWorkers, Suspend, TimeOut, Unsuspend, Wait
+from freight.core.record import custom_id_of
+from freight.errors import LauncherError
+from freight.launchers.base import Launcher, WorkerPlace
+from freight.store.catalog import Catalog, moved
+from freight.store.database import StorageFull
+
+# A worker that was told to end and has not by then is killed.
+STOP_GRACE_S: Final = 45.0
+_T = TypeVar("_T")
+
+
+class Apply:
+    """Performs actions on one control plane's jobs. `strangers` are holders of devices that are not ours."""
+
+    def __init__(
+        self, catalog: Catalog, launcher: Launcher, folder: Path, writer: ThreadPoolExecutor, changed: asyncio.Event
+    ) -> None:
+        self._catalog = catalog
+        self._launcher = launcher
+        self._folder = folder
+        self._writer = writer
+        self._changed = changed
+        self._watching: set[asyncio.Task[None]] = set()
+        self.strangers: dict[str, str] = {}
+
+    async def do(self, action: Action, job: JobRun) -> None:
+        """Perform one action."""
+        match action:
+            case StartWorker():
+                await self._start_worker(job, action)
+            case StopWorkers():
+                self.stop_workers(job)
+            case Suspend(reason=reason):
+                await self.happened(job, Event.BLOCKED, reason)
+            case Unsuspend():
+                await self.happened(job, Event.UNBLOCKED)
+            case Finalize():
+                await self._finalize(job)
+            case Fail(reason=reason):
+                await self._end_short(job, Event.STARTS_EXHAUSTED, BATCH_FAILED, reason)
+            case TimeOut():
+                reason = f"the job's time ran out (--timeout {job.options.timeout_s:g} s)"
+                await self._end_short(job, Event.TIME_RAN_OUT, BATCH_EXPIRED, reason)
+            case Wait(reason=reason):
+                job.wait_reason = reason
+                self.strangers.clear()
+
+    async def happened(self, job: JobRun, event: Event, detail: str = "") -> None:
+        """Record an event of a job. A full disk does not keep a job from changing its state: the file catches up."""
+        try:
+            job.row = await self._write(self._catalog.happened, job.row, event, time.time(), detail)
+        except StorageFull:
+            job.row = moved(job.row, event, detail)
+
+    async def _write(self, call: Callable[..., _T], *args: object) -> _T:
+        return await asyncio.get_running_loop().run_in_executor(self._writer, call, *args)
+
+    async def follow(self, job: JobRun) -> None:
+        """Move a job by what its workers have come to."""
+        live = [worker for worker in job.workers.values() if not worker.stopping]
+        if job.row.state == State.QUEUED and live:
+            await self.happened(job, Event.WORKER_GRANTED)
+        if job.row.state == State.STARTING and any(worker.phase is Phase.READY for worker in live):
+            await self.happened(job, Event.WORKER_READY)
+        if job.row.state in (State.STARTING, State.RUNNING) and not job.workers and job.dispatcher.left:
+            await self.happened(job, Event.WORKERS_LOST)
+        if live:
+            job.wait_reason = ""
+
+    async def _start_worker(self, job: JobRun, action: StartWorker) -> None:
+        device = self._device(action.device)
+        if device is not None:
+            holder = self._launcher.take(device)
+            if holder is not None:
+                self.strangers[device.id] = f"process {holder.pid} ({holder.what})"
+                return
+        worker = uuid.uuid4().hex[:12]
+        folder = self._folder / worker
+        log = job.folder / "workers" / f"{worker}.log"
+        await self._write(self._catalog.worker_starts, worker, job.row.id, action.source, str(folder), time.time())
+        folder.mkdir(mode=0o700)
+        log.parent.mkdir(mode=0o700, exist_ok=True)
+        place = WorkerPlace(worker, self._folder / "control.sock", folder, log, device)
+        try:
+            process = self._launcher.start(place)
+        except LauncherError as error:
+            self._start_failed(job, error.message)
+            return
+        run = WorkerRun(worker, action.source, action.device, folder, log, process)
+        job.workers[worker] = run
+        task = asyncio.create_task(self._watch(job, run))
+        self._watching.add(task)
+        task.add_done_callback(self._watching.discard)
+        self._changed.set()
+
+    def _device(self, wanted: str | None) -> Device | None:
+        return next((device for device in self._launcher.devices() if device.id == wanted), None)
+
+    async def _watch(self, job: JobRun, worker: WorkerRun) -> None:
+        """Wait for a worker's end, prove that all of it is gone, and give back what it held."""
+        status = await worker.process.ended()
+        await worker.process.clear()
+        del job.workers[worker.id]
+        job.dispatcher.lost(worker.id)
+        shutil.rmtree(worker.folder, ignore_errors=True)
+        if not worker.stopping:
+            self._start_failed(job, _last_words(worker, status))
+        await self._write(self._catalog.worker_ended, worker.id, worker.note, time.time())
+        self._changed.set()
+
+    def _start_failed(self, job: JobRun, last_words: str) -> None:
+        job.failed_starts += 1
+        job.failed_at = time.monotonic()
+        job.last_words = last_words
+
+    def stop_workers(self, job: JobRun) -> None:
+        """Tell all workers of a job to end; those that do not are killed after a grace."""
+        loop = asyncio.get_running_loop()
+        for worker in job.workers.values():
+            if not worker.stopping:
+                worker.stopping = True
+                loop.call_later(STOP_GRACE_S, worker.process.kill)
+
+    async def end_workers(self, job: JobRun) -> None:
+        """Stop all workers of a job and wait until nothing of them is left."""
+        self.stop_workers(job)
+        while self._watching:
+            await asyncio.gather(*self._watching)
+
+    async def _finalize(self, job: JobRun) -> None:
+        await self.happened(job, Event.LAST_RECORD_DONE)
+        if await self._write_output(job, BATCH_FAILED, ""):
+            await self.happened(job, Event.OUTPUT_WRITTEN)
+
+    async def _end_short(self, job: JobRun, event: Event, code: str, reason: str) -> None:
+        """End a job without all its answers. Where there are any, its output says so for every other record."""
+        answered = await self._write(job.results.has_answers)
+        if answered:
+            await self._write_output(job, code, reason)
+        await self.happened(job, event, reason)
+
+    async def _write_output(self, job: JobRun, code: str, reason: str) -> bool:
+        """Put the results file in its place; return False when there is no room, with the job suspended until there is."""
+        try:
+            await self._write(self._put_output, job, code, reason)
+        except StorageFull as error:
+            job.found_full(time.monotonic())
+            await self.happened(job, Event.BLOCKED, error.message)
+            return False
+        return True
+
+    def _put_output(self, job: JobRun, code: str, reason: str) -> None:
+        def missing(index: int) -> tuple[bytes | None, str, str]:
+            return custom_id_of(job.dispatcher.read_lines([index])[0]), code, reason
+
+        job.file.check_unchanged()
+        aside = job.folder / "output.partial"
+        lines = rows(job.results, job.index.records, missing)
+        written = write_aside(aside, job.row.id, lines, job.index.records)
+        # The intent first: after a crash in between, the file at the output is known for ours.
+        self._catalog.set_outcome(job.row.id, job.outcome(written))
+        put_in_place(aside, job.output, job.may_replace)
+        job.may_replace = True
+
+
+def _last_words(worker: WorkerRun, status: int) -> str:
+    why = worker.note or f"the worker process ended with status {status}"
+    return "\n".join([why, *worker.log_tail])

@@ -1,0 +1,191 @@
+"""Sharing out one job's records: what is to be done, who has it, and what came back."""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor
+from dataclasses import dataclass, field
+from typing import Final, TypeVar
+
+import numpy
+from numpy.typing import NDArray
+
+from freight.control.inputs import InputFile
+from freight.control.intake import Index
+from freight.core.answer import MAX_DEATHS, WORKER_CRASHED, Line, error_line
+from freight.core.job import Totals
+from freight.core.messages import SLICE_BYTES, SLICE_RECORDS, Death, Lease, Report, Returned
+from freight.core.record import custom_id_of
+from freight.store.catalog import JobRow
+from freight.store.database import StorageFull
+from freight.store.results import Results
+
+# Records that took a model server down once run again in groups of this many; after a second death, alone.
+SUSPECT_GROUP: Final = 4
+# Records whose lines lie this close together are read in one piece.
+_READ_GAP: Final = 4096
+# How often a full disk is tried again.
+FULL_RETRY_S: Final = 2.0
+_T = TypeVar("_T")
+
+
+@dataclass(slots=True)
+class _Held:
+    """What one worker has: tries charged so far, by record. `suspects`: it runs those and nothing beside them."""
+
+    tries: dict[int, int] = field(default_factory=dict[int, int])
+    suspects: bool = False
+
+
+class Dispatcher:
+    """One job's queue. Everything that must survive goes to `results` first, by way of `writer`, one at a time."""
+
+    def __init__(
+        self, file: InputFile, index: Index, results: Results, row: JobRow, writer: Executor, reader: Executor
+    ) -> None:
+        self._file = file
+        self._index = index
+        self._results = results
+        self._epoch = row.epoch
+        self._writer = writer
+        self._reader = reader
+        settled = results.settled(index.records, row.retried)
+        self._todo: NDArray[numpy.int64] = numpy.flatnonzero(~settled & (index.endpoints > 0))
+        self._next = 0
+        self._front: deque[Returned] = deque()
+        self._suspects = {i: deaths for i, deaths in results.suspects().items() if not settled[i]}
+        self._held: dict[str, _Held] = {}
+        if self._suspects:
+            self._todo = self._todo[~numpy.isin(self._todo, list(self._suspects))]
+        self.left = len(self._todo) + len(self._suspects)
+        self.totals: Totals = results.totals()
+        self.blocked = ""
+
+    async def accept(self, report: Report) -> Totals:
+        """Put what a report brings on disk and return by how much the totals changed.
+
+        While there is no room it waits, and `blocked` says so.
+        """
+        held = self._held.setdefault(report.worker, _Held())
+        lines = list(report.done)
+        for death in report.deaths:
+            lines += await self._crashed(death)
+        changed = await self._write(self._results.put, lines, self._epoch) if lines else Totals()
+        for line in lines:
+            self._suspects.pop(line.index, None)
+            if held.tries.pop(line.index, None) is not None:
+                self.left -= 1
+        self._take_back(held, report)
+        self.totals = self.totals.plus(changed)
+        return changed
+
+    async def _write(self, call: Callable[..., _T], *args: object) -> _T:
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                result = await loop.run_in_executor(self._writer, call, *args)
+            except StorageFull as error:
+                self.blocked = error.message
+                await asyncio.sleep(FULL_RETRY_S)
+            else:
+                self.blocked = ""
+                return result
+
+    async def _crashed(self, death: Death) -> list[Line]:
+        """Charge a death to the records that were in flight; return the lines of those that have had enough."""
+        if not death.charged or not death.in_flight:
+            return []
+        deaths = await self._write(self._results.accuse, death.in_flight)
+        self._suspects.update(deaths)
+        lines: list[Line] = []
+        for index in [i for i, count in deaths.items() if count >= MAX_DEATHS]:
+            del self._suspects[index]
+            [line] = await self._read([index])
+            message = f"this record took a model server down {MAX_DEATHS} times; the last: {death.reason}"
+            lines.append(error_line(index, custom_id_of(line), WORKER_CRASHED, message))
+        return lines
+
+    def _take_back(self, held: _Held, report: Report) -> None:
+        for death in report.deaths:
+            for index in death.in_flight:
+                tries = held.tries.pop(index, None)
+                if tries is not None and index not in self._suspects:
+                    self._front.append(Returned(index, tries))
+        for back in report.returned:
+            if held.tries.pop(back.index, None) is not None and back.index not in self._suspects:
+                self._front.append(back)
+        held.suspects = held.suspects and bool(held.tries)
+
+    def lost(self, worker: str) -> None:
+        """Take back all that a worker held that is gone; no record is charged for it."""
+        held = self._held.pop(worker, _Held())
+        for index, tries in held.tries.items():
+            if index not in self._suspects:
+                self._front.append(Returned(index, tries))
+
+    async def lease(self, worker: str, want: int, workers: int) -> list[Lease]:
+        """Hand out up to `want` records to one of `workers`; fewer near the end, so that none hoards the tail."""
+        held = self._held.setdefault(worker, _Held())
+        if want <= 0 or held.suspects:
+            return []
+        chosen = self._choose_suspects(held) or self._choose(min(want, self._fair_share(workers)))
+        if not chosen:
+            return []
+        for back in chosen:
+            held.tries[back.index] = back.tries
+        lines = await self._read([back.index for back in chosen])
+        return [Lease(back.index, back.tries, line) for back, line in zip(chosen, lines, strict=True)]
+
+    def _fair_share(self, workers: int) -> int:
+        waiting = len(self._todo) - self._next + len(self._front)
+        return SLICE_RECORDS if workers < 2 else max(1, waiting // (2 * workers))
+
+    def _choose_suspects(self, held: _Held) -> list[Returned]:
+        """Suspects run on one worker that runs nothing else: a few together, or alone after a second death."""
+        if not self._suspects or held.tries or any(other.suspects for other in self._held.values()):
+            return []
+        ordered = sorted(self._suspects, key=lambda index: (self._suspects[index], index))
+        size = SUSPECT_GROUP if self._suspects[ordered[0]] == 1 else 1
+        group = [index for index in ordered[:size] if self._suspects[index] == self._suspects[ordered[0]]]
+        held.suspects = True
+        return [Returned(index, 0) for index in group]
+
+    def _choose(self, want: int) -> list[Returned]:
+        chosen: list[Returned] = []
+        size = 0
+        while len(chosen) < min(want, SLICE_RECORDS):
+            if self._front:
+                back = self._front[0]
+            elif self._next < len(self._todo):
+                back = Returned(int(self._todo[self._next]), 0)
+            else:
+                break
+            size += int(self._index.lengths[back.index])
+            if chosen and size > SLICE_BYTES:
+                break
+            chosen.append(back)
+            if self._front:
+                self._front.popleft()
+            else:
+                self._next += 1
+        return chosen
+
+    async def _read(self, indices: Sequence[int]) -> list[bytes]:
+        return await asyncio.get_running_loop().run_in_executor(self._reader, self.read_lines, indices)
+
+    def read_lines(self, indices: Sequence[int]) -> list[bytes]:
+        """Return the lines of these records; raise OperationError when the file has changed."""
+        lines: list[bytes] = []
+        at = 0
+        while at < len(indices):
+            start = int(self._index.offsets[indices[at]])
+            end = start
+            first = at
+            while at < len(indices) and 0 <= int(self._index.offsets[indices[at]]) - end <= _READ_GAP:
+                end = int(self._index.offsets[indices[at]]) + int(self._index.lengths[indices[at]])
+                at += 1
+            block = self._file.read(start, end - start)
+            for index in indices[first:at]:
+                offset = int(self._index.offsets[index]) - start
+                lines.append(block[offset : offset + int(self._index.lengths[index])])
+        return lines

@@ -1,0 +1,174 @@
+"""Checking every line of the input once, and noting where each record stands."""
+
+import hashlib
+from array import array
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Final
+
+import numpy
+from numpy.typing import NDArray
+
+from freight.core.answer import Line, error_line
+from freight.core.record import Endpoint, Rejection, Rules, check_line, custom_id_of
+from freight.control.inputs import InputFile, PhysicalLine, physical_lines, reason
+from freight.errors import Interrupted, UserError
+
+KEY_BYTES: Final = 16
+_NO_KEY: Final = bytes(KEY_BYTES)
+_BULK: Final = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """The most that is accepted; None for no limit. `record_bytes` counts a line without its line end."""
+
+    record_bytes: int
+    records: int | None = None
+    file_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Index:
+    """Where each record stands, in arrays of one element a record (blank lines are none).
+
+    `offsets` (int64) and `lengths` (uint32) are in bytes, `numbers` (uint32) are line numbers from 1,
+    `endpoints` (uint8) are Endpoint values, 0 for a record that intake rejected. `sha256` is that of the file.
+    """
+
+    sha256: str
+    offsets: NDArray[numpy.int64]
+    lengths: NDArray[numpy.uint32]
+    numbers: NDArray[numpy.uint32]
+    endpoints: NDArray[numpy.uint8]
+
+    @property
+    def records(self) -> int:
+        """The number of records, rejected ones included."""
+        return len(self.offsets)
+
+    def endpoints_used(self) -> frozenset[Endpoint]:
+        """Return the endpoints that good records use."""
+        return frozenset(Endpoint(int(value)) for value in numpy.unique(self.endpoints) if value)
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """A bad line: the record's index, its line number, and what is wrong."""
+
+    index: int
+    number: int
+    rejection: Rejection
+
+    def line(self) -> Line:
+        """Return the line that the record gets in the results."""
+        return error_line(
+            self.index, self.rejection.custom_id, self.rejection.code, self.rejection.message, self.number
+        )
+
+
+class _Scan:
+    def __init__(self, rules: Rules, on_problems: Callable[[list[Problem]], None]) -> None:
+        self._rules = rules
+        self._on_problems = on_problems
+        self._problems: list[Problem] = []
+        self.offsets, self.lengths = array("q"), array("I")
+        self.numbers, self.endpoints = array("I"), bytearray()
+        self.keys = bytearray()
+
+    def add(self, line: PhysicalLine, limit: int) -> None:
+        index = len(self.offsets)
+        self.offsets.append(line.offset)
+        self.lengths.append(min(line.length, 0xFFFFFFFF))
+        self.numbers.append(line.number)
+        if line.text is None:
+            result = Rejection("payload_too_large", f"the line has {line.length} bytes; the limit is {limit}")
+        else:
+            result = check_line(line.text, self._rules)
+        if isinstance(result, Rejection):
+            self.endpoints.append(0)
+            worded = Rejection(result.code, reason(line, result), result.custom_id, result.column, result.key)
+            self.reject(Problem(index, line.number, worded))
+        else:
+            self.endpoints.append(result.endpoint)
+        self.keys += result.key or _NO_KEY
+
+    def reject(self, problem: Problem) -> None:
+        self._problems.append(problem)
+        if len(self._problems) >= _BULK:
+            self.flush()
+
+    def flush(self) -> None:
+        if self._problems:
+            self._on_problems(self._problems)
+            self._problems = []
+
+
+def scan(
+    file: InputFile,
+    rules: Rules,
+    limits: Limits,
+    on_problems: Callable[[list[Problem]], None],
+    stopped: Callable[[], bool] = lambda: False,
+) -> Index:
+    """Check every line and return where the records stand; bad ones go to `on_problems` in bulk.
+
+    Raises UserError for a file over a limit, Interrupted once `stopped` returns True, and OperationError
+    when the file changes meanwhile.
+    """
+    if limits.file_bytes is not None and file.size > limits.file_bytes:
+        raise UserError(f"{file.shown} has {file.size} bytes; the limit (limits.file_bytes) is {limits.file_bytes}")
+    digest = hashlib.sha256()
+    found = _Scan(rules, on_problems)
+    for line in physical_lines(file.reader(), limits.record_bytes, digest.update):
+        if not line.is_blank():
+            found.add(line, limits.record_bytes)
+        if line.number % _BULK == 0 and stopped():
+            raise Interrupted("interrupted while checking the input")
+        if limits.records is not None and len(found.offsets) > limits.records:
+            raise UserError(f"{file.shown} has more than {limits.records} records, the limit (limits.records)")
+    file.check_unchanged()
+    _reject_duplicates(file, found)
+    found.flush()
+    return Index(
+        digest.hexdigest(),
+        numpy.frombuffer(found.offsets, dtype=numpy.int64),
+        numpy.frombuffer(found.lengths, dtype=numpy.uint32),
+        numpy.frombuffer(found.numbers, dtype=numpy.uint32),
+        numpy.frombuffer(bytes(found.endpoints), dtype=numpy.uint8),
+    )
+
+
+def _reject_duplicates(file: InputFile, found: _Scan) -> None:
+    """Reject the second and later uses of a custom_id. Digests of 128 bits do not collide by chance."""
+    for index, first in _repeats(numpy.frombuffer(bytes(found.keys), dtype=numpy.uint64).reshape(-1, 2)):
+        if not found.endpoints[index]:
+            continue  # It is rejected already.
+        found.endpoints[index] = 0
+        token = custom_id_of(file.read(found.offsets[index], found.lengths[index]))
+        message = f"custom_id is also used on line {found.numbers[first]}"
+        found.reject(Problem(index, found.numbers[index], Rejection("duplicate_custom_id", message, token)))
+
+
+def _repeats(keys: NDArray[numpy.uint64]) -> Iterable[tuple[int, int]]:
+    """Yield (index, index of the first record with that key) for each later use of a key."""
+    order = numpy.lexsort((keys[:, 1], keys[:, 0]))
+    ordered = keys[order]
+    same = numpy.all(ordered[1:] == ordered[:-1], axis=1) & numpy.any(ordered[1:] != 0, axis=1)
+    first = 0
+    for position in numpy.flatnonzero(same):
+        # The sort is stable: the first of a run of equal keys is the first in the file.
+        if position == 0 or not same[position - 1]:
+            first = int(order[position])
+        yield int(order[position + 1]), first
+
+
+def sha256_of(file: InputFile, stopped: Callable[[], bool] = lambda: False) -> str:
+    """Return the SHA-256 of the whole file."""
+    digest = hashlib.sha256()
+    reader = file.reader()
+    while chunk := reader.read(1 << 20):
+        digest.update(chunk)
+        if stopped():
+            raise Interrupted("interrupted while reading the input")
+    return digest.hexdigest()

@@ -1,0 +1,219 @@
+"""One job while the control plane has it: its input, its queue, its workers and how it gets on."""
+
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from freight.control.dispatcher import Dispatcher
+from freight.control.inputs import InputFile
+from freight.control.intake import Index
+from freight.control.output import Written
+from freight.core.job import State, Totals
+from freight.core.messages import Phase, Report, Setup
+from freight.core.model import ModelSpec
+from freight.core.plan import JobView, WorkerView
+from freight.engines.registry import engine_of
+from freight.launchers.base import RunningWorker
+from freight.store.catalog import JobRow
+from freight.store.results import Results
+
+_RATE_WINDOW_S: Final = 30.0
+_FULL_PAUSE_S: Final = (2.0, 30.0)
+
+
+@dataclass(frozen=True, slots=True)
+class JobOptions:
+    """How a job is to be run. Times in seconds, 0 for none; `concurrency` 0 for automatic; `workers` 0 for all that fit."""
+
+    workers: int = 0
+    timeout_s: float = 0.0
+    record_timeout_s: float = 0.0
+    concurrency: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class EngineLimits:
+    """When a model server is given up or restarted, and when a job without success is suspended. Seconds."""
+
+    start_stall_s: float
+    start_timeout_s: float
+    stall_s: float
+    suspend_after_s: float
+
+
+@dataclass(slots=True)
+class WorkerRun:
+    """A worker of a job, from its start to the proof that it is gone."""
+
+    id: str
+    source: str
+    device: str | None
+    folder: Path
+    log: Path
+    process: RunningWorker
+    phase: Phase = Phase.LOADING
+    note: str = ""
+    log_tail: list[str] = field(default_factory=list[str])
+    in_flight: int = 0
+    pushed_back: bool = False
+    stopping: bool = False
+    answered: int = 0
+    last_number: int = 0
+    last_orders: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How a job stands, for showing. Rates are tokens a second over the last half minute."""
+
+    state: str
+    reason: str
+    total: int
+    totals: Totals
+    input_rate: float
+    output_rate: float
+    record_rate: float
+    in_flight: int
+
+    def eta_s(self) -> float | None:
+        """Return the seconds left at the present rate; None when that says nothing."""
+        left = self.total - self.totals.done
+        return left / self.record_rate if self.record_rate > 0 and left else None
+
+
+class JobRun:
+    """A job that is being run."""
+
+    def __init__(
+        self, row: JobRow, file: InputFile, index: Index, results: Results, dispatcher: Dispatcher,
+        model: ModelSpec, options: JobOptions, limits: EngineLimits, folder: Path, output: Path, may_replace: bool,
+    ) -> None:  # fmt: skip
+        self.row = row
+        self.file = file
+        self.index = index
+        self.results = results
+        self.dispatcher = dispatcher
+        self.model = model
+        self.options = options
+        self.limits = limits
+        self.folder = folder
+        self.output = output
+        # Whether what stands at the output is Freight's own, or the user said --force.
+        self.may_replace = may_replace
+        self.workers: dict[str, WorkerRun] = {}
+        self.failed_starts = 0
+        self.failed_at = 0.0
+        self.last_words = ""
+        self.blocked = ""
+        self.wait_reason = ""
+        now = time.monotonic()
+        self.last_success = now
+        self._full_until = 0.0
+        self._full_pause_s = _FULL_PAUSE_S[0]
+        self._ran_s = 0.0
+        self._ticked_at = now
+        self._marks: list[tuple[float, Totals]] = [(now, dispatcher.totals)]
+
+    def setup(self, source: str) -> Setup:
+        """Return what a worker of this job is told to run."""
+        return Setup(
+            model=self.model,
+            source=source,
+            endpoints=sorted(self.index.endpoints_used()),
+            concurrency=self.options.concurrency,
+            record_timeout_s=self.options.record_timeout_s,
+            stall_s=self.limits.stall_s,
+            start_stall_s=self.limits.start_stall_s,
+            start_timeout_s=self.limits.start_timeout_s,
+        )
+
+    def needs_device(self) -> bool:
+        """Return whether its workers start a server of their own."""
+        return engine_of(self.model.entry.engine).starts_server
+
+    def note_report(self, worker: WorkerRun, report: Report, now: float) -> None:
+        """Take over what a report says about a worker; its results are the dispatcher's."""
+        worker.phase, worker.note = report.phase, report.note
+        worker.in_flight, worker.pushed_back = report.in_flight, report.pushed_back
+        worker.log_tail = report.log_tail or worker.log_tail
+        if report.done:
+            worker.answered += len(report.done)
+            self.last_success = now
+            self.failed_starts = 0
+        if report.phase is Phase.LOADING:
+            self.last_success = now
+
+    def tick(self, now: float) -> None:
+        """Take note of the time: for rates, for the job's running time, and for what may have become unblocked."""
+        if self.row.state in (State.STARTING, State.RUNNING):
+            self._ran_s += now - self._ticked_at
+        self._ticked_at = now
+        self._check_blocked(now)
+        self._marks.append((now, self.dispatcher.totals))
+        while len(self._marks) > 2 and now - self._marks[1][0] > _RATE_WINDOW_S:
+            self._marks.pop(0)
+
+    def found_full(self, now: float) -> None:
+        """The output did not fit: try again after a pause that grows."""
+        self._full_until = now + self._full_pause_s
+        self._full_pause_s = min(_FULL_PAUSE_S[1], self._full_pause_s * 2)
+
+    def _check_blocked(self, now: float) -> None:
+        """Decide whether the job can go on by itself: there is room on disk, and its servers take records."""
+        pushed_back = bool(self.workers) and all(worker.pushed_back for worker in self.workers.values())
+        if self.dispatcher.blocked or now < self._full_until:
+            self.blocked = self.dispatcher.blocked or "no space left for the results file"
+        elif pushed_back and now - self.last_success >= self.limits.suspend_after_s:
+            note = next((worker.note for worker in self.workers.values() if worker.note), "it is overloaded")
+            self.blocked = f"no success for {_minutes(self.limits.suspend_after_s)}: {note}"
+        elif not pushed_back:
+            self.blocked = ""
+
+    def view(self) -> JobView:
+        """Return the job as the planner sees it."""
+        live = tuple(WorkerView(w.id, w.source, w.device, w.stopping) for w in self.workers.values())
+        sources = tuple(self.model.entry.sources()) or ("",)
+        return JobView(
+            id=self.row.id,
+            state=self.row.state,
+            sources=sources,
+            needs_device=self.needs_device(),
+            workers=self.options.workers or (1 << 30 if self.needs_device() else len(sources)),
+            live=live,
+            left=self.dispatcher.left,
+            failed_starts=self.failed_starts,
+            failed_at=self.failed_at,
+            last_words=self.last_words,
+            blocked=self.blocked,
+            out_of_time=bool(self.options.timeout_s) and self._ran_s >= self.options.timeout_s,
+        )
+
+    def progress(self, now: float) -> Progress:
+        """Return how the job stands."""
+        (then, before), totals = self._marks[0], self.dispatcher.totals
+        span = max(now - then, 1e-9)
+        return Progress(
+            state=self.row.state.value,
+            reason=self.row.reason or self.wait_reason or self._worker_note(),
+            total=self.index.records,
+            totals=totals,
+            input_rate=(totals.input_tokens - before.input_tokens) / span,
+            output_rate=(totals.output_tokens - before.output_tokens) / span,
+            record_rate=(totals.done - before.done) / span,
+            in_flight=sum(worker.in_flight for worker in self.workers.values()),
+        )
+
+    def outcome(self, written: Written) -> dict[str, Any]:
+        """Return what the catalog keeps of a finished job."""
+        totals = self.dispatcher.totals
+        return {"output": msgspec.to_builtins(written), "done": totals.done, "failed": totals.failed}
+
+    def _worker_note(self) -> str:
+        return next((worker.note for worker in self.workers.values() if worker.note), "")
+
+
+def _minutes(seconds: float) -> str:
+    return f"{seconds / 60:g} min" if seconds >= 60 else f"{seconds:g} s"

@@ -1,0 +1,115 @@
+"""The results file: written aside, whole, in input order, and only then put in its place."""
+
+import errno
+import hashlib
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from freight.core.answer import error_line
+from freight.errors import OperationError
+from freight.store.database import StorageFull, is_full
+from freight.store.results import Results
+
+_BUFFER: Final = 1 << 20
+
+
+class Written(msgspec.Struct, frozen=True):
+    """A results file that Freight wrote: by this it is known again."""
+
+    size: int
+    sha256: str
+
+    def matches(self, path: Path) -> bool:
+        """Return whether the file at `path` is the one that was written."""
+        try:
+            return path.stat().st_size == self.size and _sha256(path) == self.sha256
+        except OSError:
+            return False
+
+
+def rows(results: Results, records: int, missing: Callable[[int], tuple[bytes | None, str, str]]) -> Iterator[tuple[int, bytes]]:
+    """Yield (index, rest of the line) for every record; `missing` gives custom_id, code and message where there is no result."""
+    expected = 0
+    for page in results.pages():
+        for index, tail in page:
+            for gap in range(expected, index):
+                yield gap, error_line(gap, *missing(gap)).tail
+            yield index, tail
+            expected = index + 1
+    for gap in range(expected, records):
+        yield gap, error_line(gap, *missing(gap)).tail
+
+
+def write_aside(path: Path, job: str, lines: Iterator[tuple[int, bytes]], records: int) -> Written:
+    """Write the results file to `path`, on disk when this returns; raise StorageFull when there is no room."""
+    digest = hashlib.sha256()
+    prefix = b'{"id":"' + job.encode() + b"-%d\","
+    count = 0
+    try:
+        with path.open("wb", buffering=_BUFFER) as file:
+            for count, (index, tail) in enumerate(lines, start=1):
+                line = prefix % index + tail + b"\n"
+                digest.update(line)
+                file.write(line)
+            file.flush()
+            os.fsync(file.fileno())
+            size = file.tell()
+    except OSError as error:
+        if is_full(error):
+            path.unlink(missing_ok=True)
+            raise StorageFull(f"no space left for the results file {path.parent}") from error
+        raise OperationError(f"cannot write {path}: {error.strerror}") from error
+    assert count == records, f"{count} lines for {records} records"
+    return Written(size, digest.hexdigest())
+
+
+def put_in_place(aside: Path, output: Path, replace: bool) -> None:
+    """Rename `aside` to `output`; where something stands there that may not be replaced, refuse and change nothing."""
+    try:
+        if replace:
+            aside.replace(output)
+        else:
+            _rename_new(aside, output)
+        _sync_folder(output.parent)
+    except FileExistsError:
+        raise OperationError(
+            f"{output} came into being during the run and is not Freight's; all answers are kept",
+            "move it away, or use --force to replace it, and run the same command again",
+        ) from None
+    except OSError as error:
+        raise OperationError(
+            f"cannot write {output}: {error.strerror}; all answers are kept", "run the same command again once it can be"
+        ) from error
+
+
+def _rename_new(aside: Path, output: Path) -> None:
+    """Rename without ever replacing: by a hard link, which fails where the name is taken."""
+    try:
+        os.link(aside, output)
+    except FileExistsError:
+        raise
+    except OSError as error:
+        if error.errno not in (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EINVAL):
+            raise
+        if os.path.lexists(output):
+            raise FileExistsError(output) from None
+        aside.rename(output)
+        return
+    aside.unlink()
+
+
+def _sync_folder(folder: Path) -> None:
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

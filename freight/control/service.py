@@ -1,0 +1,190 @@
+"""The control plane: it owns a data folder, hears its workers, and does what the planner decides."""
+
+import asyncio
+import shutil
+import socket
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+import msgspec
+import uvicorn
+
+from freight.api.exchange import ExchangeApp
+from freight.control.apply import Apply
+from freight.control.jobrun import JobRun, Progress, WorkerRun
+from freight.core.job import FINAL, Event, State
+from freight.core.messages import PROTOCOL, Order, Orders, Phase, Report
+from freight.core.plan import DeviceView, Snapshot, plan
+from freight.errors import FreightError, OperationError
+from freight.launchers.base import Launcher
+from freight.store.catalog import Catalog
+from freight.store.folder import OWNER_BEAT_S, FolderLock
+
+_TICK_S: Final = 0.25
+# A Unix socket's path may have 107 bytes; a worker's folder and its socket's name come after this one.
+_MOST_SOCKET_PATH: Final = 107 - len("/0123456789ab/engine.sock")
+
+
+class ControlPlane:
+    """One control plane on one data folder. `writer` is the one thread that writes to the databases."""
+
+    def __init__(self, catalog: Catalog, launcher: Launcher, lock: FolderLock, writer: ThreadPoolExecutor) -> None:
+        self._launcher = launcher
+        self._lock = lock
+        self._folder = _runtime_folder()
+        self._server = _Server(self._folder / "control.sock", ExchangeApp(self._exchange))
+        self._jobs: dict[str, JobRun] = {}
+        self._changed = asyncio.Event()
+        self._stopping = False
+        self._failure: BaseException | None = None
+        self._apply = Apply(catalog, launcher, self._folder, writer, self._changed)
+
+    async def start(self) -> None:
+        """Begin to listen to workers."""
+        await self._server.start()
+
+    async def run(self, job: JobRun, show: Callable[[Progress], None]) -> None:
+        """Run a job to its end; `show` is called with how it stands, several times a second.
+
+        Returns with the job in a final state, or QUEUED after `stop`. Raises what made it impossible to go on,
+        with all workers gone and the job QUEUED.
+        """
+        self._jobs[job.row.id] = job
+        beaten_at = time.monotonic()
+        try:
+            while job.row.state not in FINAL and not self._stopping:
+                now = time.monotonic()
+                if now - beaten_at >= OWNER_BEAT_S:
+                    self._lock.beat()
+                    beaten_at = now
+                await self._step(now)
+                show(job.progress(now))
+                try:
+                    await asyncio.wait_for(self._changed.wait(), _TICK_S)
+                except TimeoutError:
+                    pass
+                self._changed.clear()
+        finally:
+            await self._apply.end_workers(job)
+            if job.row.state not in FINAL:
+                await self._apply.happened(job, Event.CONTROL_STOPPED)
+        show(job.progress(time.monotonic()))
+
+    def stop(self) -> None:
+        """End: workers hand in what they have finished and go; jobs are QUEUED again."""
+        self._stopping = True
+        self._changed.set()
+
+    def kill(self) -> None:
+        """End all processes at once."""
+        for job in self._jobs.values():
+            for worker in job.workers.values():
+                worker.process.kill()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    async def close(self) -> None:
+        """Stop listening and clean up. All workers must have ended."""
+        await self._server.stop()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    async def _step(self, now: float) -> None:
+        if self._failure is not None:
+            raise self._failure
+        for job in self._jobs.values():
+            job.tick(now)
+            await self._apply.follow(job)
+        for action in plan(self._snapshot(), now):
+            await self._apply.do(action, self._jobs[action.job])
+
+    def _snapshot(self) -> Snapshot:
+        held = {w.device: f"worker {w.id}" for job in self._jobs.values() for w in job.workers.values() if w.device}
+        devices = [
+            DeviceView(device.id, held.get(device.id) or self._apply.strangers.get(device.id, ""))
+            for device in self._launcher.devices()
+        ]
+        return Snapshot(tuple(job.view() for job in self._jobs.values()), tuple(devices))
+
+    async def _exchange(self, encoded: bytes) -> bytes:
+        """Take a worker's report and return its orders, both as MessagePack."""
+        report = msgspec.msgpack.decode(encoded, type=Report)
+        found = self._find(report.worker)
+        if report.protocol != PROTOCOL or found is None:
+            return msgspec.msgpack.encode(Orders(PROTOCOL, Order.STOP))
+        job, worker = found
+        if report.number == worker.last_number:
+            return worker.last_orders
+        try:
+            orders = await self._orders(job, worker, report)
+        except FreightError as error:
+            self._failure = error
+            self._changed.set()
+            orders = Orders(PROTOCOL, Order.STOP)
+        worker.last_number, worker.last_orders = report.number, msgspec.msgpack.encode(orders)
+        return worker.last_orders
+
+    async def _orders(self, job: JobRun, worker: WorkerRun, report: Report) -> Orders:
+        now = time.monotonic()
+        news = worker.phase is not report.phase
+        job.note_report(worker, report, now)
+        await job.dispatcher.accept(report)
+        if news or job.dispatcher.left == 0:
+            self._changed.set()
+        setup = job.setup(worker.source) if report.number == 1 else None
+        if self._stopping or worker.stopping or report.phase in (Phase.FAILED, Phase.STOPPED):
+            return Orders(PROTOCOL, Order.STOP, setup=setup)
+        leases = []
+        if job.row.state == State.RUNNING and not job.blocked:
+            job.file.check_unchanged()
+            leases = await job.dispatcher.lease(worker.id, report.want, len(job.workers))
+        return Orders(PROTOCOL, Order.RUN, leases=leases, setup=setup)
+
+    def _find(self, worker: str) -> tuple[JobRun, WorkerRun] | None:
+        for job in self._jobs.values():
+            if worker in job.workers:
+                return job, job.workers[worker]
+        return None
+
+
+def _runtime_folder() -> Path:
+    """Return a new folder of mode 0700 for sockets, with a short path, on a local file system."""
+    for parent in (None, "/tmp"):
+        folder = Path(tempfile.mkdtemp(prefix="freight-", dir=parent))
+        if len(str(folder).encode()) <= _MOST_SOCKET_PATH:
+            return folder
+        folder.rmdir()
+    raise OperationError("the folder for temporary files has too long a path for sockets", "set TMPDIR to a shorter one")
+
+
+class _Server:
+    """An ASGI server on a Unix socket, in this event loop, without signal handlers of its own."""
+
+    def __init__(self, path: Path, app: ExchangeApp) -> None:
+        self._path = path
+        config = uvicorn.Config(
+            app, http="httptools", ws="none", lifespan="off", access_log=False, log_config=None, timeout_graceful_shutdown=1
+        )
+        self._server = _QuietServer(config)
+        self._task: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        listener.bind(str(self._path))
+        listener.listen(128)
+        self._task = asyncio.create_task(self._server.serve(sockets=[listener]))
+
+    async def stop(self) -> None:
+        self._server.should_exit = True
+        if self._task is not None:
+            await self._task
+
+
+class _QuietServer(uvicorn.Server):
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Leave signals to the command."""
+        yield

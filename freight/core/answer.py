@@ -1,0 +1,200 @@
+"""What an engine answered: is it an answer, may the record be tried again, and the line it makes."""
+
+from dataclasses import dataclass
+from enum import Enum, auto
+from typing import Any, Final
+
+import msgspec
+
+from freight.core import jsonbytes
+from freight.core.job import Totals
+from freight.core.jsonbytes import NotJson
+from freight.core.record import Endpoint
+
+MAX_TRIES: Final = 3
+MAX_DEATHS: Final = 3
+MAX_TEXT_BODY: Final = 4096
+MAX_MESSAGE: Final = 500
+
+INFERENCE_FAILED: Final = "InferenceFailed"
+REQUEST_TIMEOUT: Final = "request_timeout"
+WORKER_CRASHED: Final = "worker_crashed"
+INVALID_RESPONSE: Final = "invalid_engine_response"
+BATCH_CANCELLED: Final = "batch_cancelled"
+BATCH_EXPIRED: Final = "batch_expired"
+BATCH_FAILED: Final = "batch_failed"
+
+
+class Reply(Enum):
+    """What a status code says about trying again."""
+
+    ANSWER = auto()
+    BUSY = auto()
+    REFUSED = auto()
+    BROKEN = auto()
+
+
+def reply_kind(status: int) -> Reply:
+    """429 is back-pressure; 501, redirects and other 4xx are final; every other 5xx may go away."""
+    if 200 <= status < 300:
+        return Reply.ANSWER
+    if status == 429:
+        return Reply.BUSY
+    if status == 501 or status < 500:
+        return Reply.REFUSED
+    return Reply.BROKEN
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A good answer: its body as one line of strict JSON, and what it counts."""
+
+    body: bytes
+    input_tokens: int
+    output_tokens: int
+    cached_tokens: int
+    cut: bool
+
+
+class BadAnswer(Exception):
+    """A 200 that is no answer: not JSON, an error object, or nothing chosen. The text says which."""
+
+
+class _Body(msgspec.Struct):
+    error: Any = None
+    choices: Any = None
+    usage: Any = None
+    status: Any = None
+    incomplete_details: Any = None
+
+
+def read_answer(body: bytes, endpoint: Endpoint) -> Answer:
+    """Return the answer that a 200's `body` is; raise BadAnswer when it is none."""
+    if not body.strip():
+        raise BadAnswer("the engine answered 200 with an empty body")
+    try:
+        line = jsonbytes.one_line(body)
+    except NotJson as error:
+        raise BadAnswer(f"the engine answered 200 with a body that is not JSON: {error.reason}") from None
+    decoded = _decode(line)
+    if decoded.error is not None:
+        raise BadAnswer(f"the engine answered 200 with an error: {_error_text(decoded.error)}")
+    if endpoint in (Endpoint.CHAT, Endpoint.COMPLETIONS) and not (isinstance(decoded.choices, list) and decoded.choices):
+        raise BadAnswer("the engine answered 200 without choices")
+    usage: dict[str, Any] = decoded.usage if isinstance(decoded.usage, dict) else {}
+    details = usage.get("prompt_tokens_details") or usage.get("input_tokens_details")
+    return Answer(
+        body=line,
+        input_tokens=_count(usage, "prompt_tokens") or _count(usage, "input_tokens"),
+        output_tokens=_count(usage, "completion_tokens") or _count(usage, "output_tokens"),
+        cached_tokens=_count(details, "cached_tokens"),
+        cut=_is_cut(decoded),
+    )
+
+
+def _decode(line: bytes) -> _Body:
+    try:
+        return msgspec.json.decode(line, type=_Body)
+    except msgspec.ValidationError:
+        raise BadAnswer("the engine answered 200 with JSON that is not an object") from None
+    except msgspec.DecodeError:
+        # Valid JSON that this decoder refuses: it holds a surrogate alone.
+        return msgspec.json.decode(jsonbytes.without_lone_surrogates(line), type=_Body)
+
+
+def _count(source: Any, key: str) -> int:
+    value: Any = source.get(key) if isinstance(source, dict) else None  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
+    return value if isinstance(value, int) and 0 <= value < 1 << 62 else 0
+
+
+def _is_cut(body: _Body) -> bool:
+    choices: list[Any] = body.choices if isinstance(body.choices, list) else []
+    if any(isinstance(c, dict) and c.get("finish_reason") == "length" for c in choices):  # pyright: ignore[reportUnknownMemberType]
+        return True
+    details: Any = body.incomplete_details
+    return body.status == "incomplete" and isinstance(details, dict) and details.get("reason") == "max_output_tokens"  # pyright: ignore[reportUnknownMemberType]
+
+
+def _error_text(error: Any) -> str:
+    if isinstance(error, dict):
+        message: Any = error.get("message")  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
+        if isinstance(message, str):
+            return message
+    return error if isinstance(error, str) else msgspec.json.encode(error).decode()
+
+
+class Line(msgspec.Struct, array_like=True, frozen=True):
+    """A record's line in the results file, but for its `id`, and what is counted about it.
+
+    `code` is None for an answer. `status` is the HTTP status where the engine answered, else 0.
+    `message` is the error's text.
+    """
+
+    index: int
+    code: str | None
+    status: int
+    message: str
+    input_tokens: int
+    output_tokens: int
+    cached_tokens: int
+    cut: bool
+    tail: bytes
+
+    def totals(self) -> Totals:
+        """Return this line's share of the job's totals."""
+        return Totals(
+            1, self.code is not None, self.cut, self.input_tokens, self.output_tokens, self.cached_tokens
+        )  # fmt: skip
+
+
+def answer_line(index: int, custom_id: bytes, status: int, request_id: str, answer: Answer) -> Line:
+    """Return the line of a record that was answered."""
+    response = b'{"status_code":%d,"request_id":%s,"body":%s}' % (
+        status, jsonbytes.encode_text(request_id), answer.body,
+    )  # fmt: skip
+    return Line(
+        index, None, status, "", answer.input_tokens, answer.output_tokens, answer.cached_tokens, answer.cut,
+        b'"custom_id":%s,"response":%s,"error":null}' % (custom_id, response),
+    )  # fmt: skip
+
+
+def refused_line(index: int, custom_id: bytes, status: int, request_id: str, body: bytes) -> Line:
+    """Return the line of a record that the engine refused, or failed for good, with what it said."""
+    said, text = _refusal(body)
+    message = f"the engine answered {status}: {text}" if text else f"the engine answered {status} with an empty body"
+    response = b'{"status_code":%d,"request_id":%s,"body":%s}' % (status, jsonbytes.encode_text(request_id), said)
+    return _failed(index, custom_id, INFERENCE_FAILED, message, status, response, None)
+
+
+def _refusal(body: bytes) -> tuple[bytes, str]:
+    """Return the refusal's body for the results file, and its text for a reader."""
+    try:
+        said = jsonbytes.one_line(body)
+        decoded = jsonbytes.decode_any(jsonbytes.without_lone_surrogates(said))
+    except NotJson:
+        text = body[:MAX_TEXT_BODY].decode(errors="replace")
+        while len(encoded := text.encode()) > MAX_TEXT_BODY:
+            text = text[: len(text) - (len(encoded) - MAX_TEXT_BODY + 2) // 3]
+        return jsonbytes.encode_text(text), " ".join(text.split())
+    members = dict(decoded) if isinstance(decoded, jsonbytes.Pairs) else {}
+    error = members.get("error", members)
+    message = dict(error).get("message") if isinstance(error, jsonbytes.Pairs) else error  # pyright: ignore[reportUnknownVariableType]
+    return said, message if isinstance(message, str) else said[:MAX_MESSAGE].decode(errors="replace")
+
+
+def error_line(index: int, custom_id: bytes | None, code: str, message: str, line: int | None = None) -> Line:
+    """Return the line of a record without an answer. `line` is its line number in the input, for intake codes."""
+    return _failed(index, custom_id, code, message, 0, b"null", line)
+
+
+def _failed(
+    index: int, custom_id: bytes | None, code: str, message: str, status: int, response: bytes, line: int | None
+) -> Line:
+    if len(message) > MAX_MESSAGE:
+        message = message[: MAX_MESSAGE - 1] + "…"
+    encoded = jsonbytes.encode_text(message)
+    where = b"" if line is None else b',"line":%d' % line
+    tail = b'"custom_id":%s,"response":%s,"error":{"code":"%s","message":%s%s}}' % (
+        custom_id or b"null", response, code.encode(), encoded, where,
+    )  # fmt: skip
+    return Line(index, code, status, msgspec.json.decode(encoded, type=str), 0, 0, 0, False, tail)

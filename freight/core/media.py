@@ -1,0 +1,110 @@
+"""Which media a record may name: data in the record itself, or an allowed host over https.
+
+An engine would otherwise fetch any address, or read any file, that a record names.
+"""
+
+import base64
+import binascii
+import re
+from collections.abc import Iterable
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+from freight.core.jsonbytes import Pairs, decode_any
+
+FIELDS: Final = frozenset(
+    {
+        "image_url", "input_image", "image", "images",
+        "audio_url", "input_audio", "audio",
+        "video_url", "input_video", "video",
+        "file", "file_url", "file_data", "input_file", "media_url", "document_url",
+    }
+)  # fmt: skip
+# Members of a media object that hold the media itself or its address.
+_CARRIERS: Final = frozenset({"url", "uri", "path", "data", "file_data", "file_url", "image_url", "audio_url", "video_url"})
+# Members that engines read as base64 and never as an address.
+_INLINE: Final = frozenset({"data", "file_data"})
+# Parts of a body that describe or label and from which no engine fetches anything.
+_DESCRIPTIONS: Final = frozenset({"tools", "functions", "response_format", "metadata"})
+# A quick look: none of these and no key that could spell one in escapes means no media.
+_MAYBE: Final = re.compile(rb'"(?:' + "|".join(sorted(FIELDS)).encode() + rb')"|\\u00[2-7]')
+
+
+def media_problem(body: bytes, hosts: frozenset[str]) -> str | None:
+    """Return why a media field of `body` (a valid JSON object) is not allowed, or None.
+
+    Every field of FIELDS at any depth counts, duplicates too. `hosts` are lower-case host names.
+    """
+    if not _MAYBE.search(body):
+        return None
+    for key, value in decode_any(body):
+        if key not in _DESCRIPTIONS:
+            problem = _in_member(key, value, hosts)
+            if problem:
+                return problem
+    return None
+
+
+def _in_member(key: str, value: Any, hosts: frozenset[str]) -> str | None:
+    if key in FIELDS:
+        return _in_media(key, value, hosts)
+    return _in_value(value, hosts)
+
+
+def _in_value(value: Any, hosts: frozenset[str]) -> str | None:
+    if isinstance(value, Pairs):
+        return _first(_in_member(key, inner, hosts) for key, inner in value)
+    if isinstance(value, list):
+        return _first(_in_value(inner, hosts) for inner in value)  # pyright: ignore[reportUnknownVariableType]
+    return None
+
+
+def _in_media(key: str, value: Any, hosts: frozenset[str]) -> str | None:
+    """A media field's value is an address, or an object (or list of either) that carries one."""
+    if isinstance(value, str):
+        return None if _is_allowed(value, hosts) else _refusal(key, value)
+    if isinstance(value, Pairs):
+        return _first(_in_media_member(key, name, inner, hosts) for name, inner in value)
+    if isinstance(value, list):
+        return _first(_in_media(key, inner, hosts) for inner in value)  # pyright: ignore[reportUnknownVariableType]
+    return None
+
+
+def _in_media_member(key: str, name: str, value: Any, hosts: frozenset[str]) -> str | None:
+    if name in _INLINE and isinstance(value, str) and _is_base64(value):
+        return None
+    return _in_media(f"{key}.{name}", value, hosts) if name in _CARRIERS else _in_member(name, value, hosts)
+
+
+def _first(problems: Iterable[str | None]) -> str | None:
+    return next((problem for problem in problems if problem), None)
+
+
+def _is_allowed(value: str, hosts: frozenset[str]) -> bool:
+    if value[:5].lower() == "data:":
+        return True
+    return value[:8].lower() == "https://" and _host(value) in hosts
+
+
+def _host(url: str) -> str | None:
+    # Backslashes and white space are read differently by different URL parsers: no host, then.
+    if any(c in url for c in "\\ \t\r\n"):
+        return None
+    try:
+        return urlsplit(url).hostname
+    except ValueError:
+        return None
+
+
+def _is_base64(value: str) -> bool:
+    try:
+        base64.b64decode(value, validate=True)
+    except (binascii.Error, ValueError):
+        return False
+    return True
+
+
+def _refusal(key: str, value: str) -> str:
+    https = value[:8].lower() == "https://"
+    what = "a host that is not allowed" if https else "neither inline data nor an https URL"
+    return f"{key} names {what}; use a data: URL, or an https URL of a host listed in media.hosts"

@@ -1,0 +1,105 @@
+"""What a worker and the control plane say to each other: one call, both ways at once.
+
+A worker sends a Report and gets Orders. The encoding is MessagePack; `protocol` goes up with every
+change that the other side must know of. `number` counts a worker's reports: a report that comes
+again (its answer was lost) gets the same orders again.
+"""
+
+from enum import StrEnum
+from typing import Final
+
+import msgspec
+
+from freight.core.answer import Line
+from freight.core.model import ModelSpec
+from freight.core.record import Endpoint
+
+PROTOCOL: Final = 1
+# The most that one exchange hands out: records, and bytes of their lines.
+SLICE_RECORDS: Final = 4096
+SLICE_BYTES: Final = 8_000_000
+
+
+class Phase(StrEnum):
+    """What a worker is doing."""
+
+    LOADING = "loading"
+    READY = "ready"
+    FAILED = "failed"
+    STOPPED = "stopped"
+
+
+class Order(StrEnum):
+    """What a worker is to do: go on, or give back what it holds and end."""
+
+    RUN = "run"
+    STOP = "stop"
+
+
+class Lease(msgspec.Struct, array_like=True, frozen=True):
+    """A record handed to a worker: its index, the tries already charged to it, its line in the input."""
+
+    index: int
+    tries: int
+    line: bytes
+
+
+class Returned(msgspec.Struct, array_like=True, frozen=True):
+    """A record that a worker gives back unanswered, and the tries charged to it."""
+
+    index: int
+    tries: int
+
+
+class Death(msgspec.Struct, array_like=True, frozen=True):
+    """The model server exited by itself. `charged` is False where no record can be blamed (out of memory)."""
+
+    reason: str
+    charged: bool
+    in_flight: list[int]
+
+
+class Report(msgspec.Struct, frozen=True):
+    """What a worker says. `note` explains the phase or what it waits for; `log_tail` goes with FAILED.
+
+    `want` is the number of records it has room for; `pushed_back` says that the engine takes none now.
+    """
+
+    protocol: int
+    worker: str
+    number: int
+    phase: Phase
+    note: str = ""
+    log_tail: list[str] = []
+    done: list[Line] = []
+    returned: list[Returned] = []
+    deaths: list[Death] = []
+    want: int = 0
+    in_flight: int = 0
+    pushed_back: bool = False
+
+
+class Setup(msgspec.Struct, frozen=True):
+    """What a worker runs: sent in the orders that answer its first report.
+
+    `source` is the one of the model's sources that is this worker's, `endpoints` those that the
+    job's records use, `concurrency` the window that the user fixed (0: automatic). A timeout of 0 is none.
+    """
+
+    model: ModelSpec
+    source: str
+    endpoints: list[Endpoint]
+    concurrency: int
+    record_timeout_s: float
+    stall_s: float
+    start_stall_s: float
+    start_timeout_s: float
+
+
+class Orders(msgspec.Struct, frozen=True):
+    """What the control plane says; `setup` only in answer to a worker's first report."""
+
+    protocol: int
+    order: Order
+    leases: list[Lease] = []
+    setup: Setup | None = None

@@ -1,0 +1,66 @@
+"""What a model is: an entry as users write it, and the same resolved for one job."""
+
+from enum import StrEnum
+
+import msgspec
+
+from freight.core.record import ModelName
+
+
+class EngineName(StrEnum):
+    """The kinds of model server."""
+
+    LLAMACPP = "llamacpp"
+    VLLM = "vllm"
+    SGLANG = "sglang"
+    ENDPOINT = "endpoint"
+    COMMAND = "command"
+
+
+class ModelEntry(msgspec.Struct, forbid_unknown_fields=True, frozen=True, omit_defaults=True):
+    """A model as the configuration or the registry has it.
+
+    `context` is in tokens per request; `gpus` per worker. `api_key_file` and `api_key_env` say where an
+    endpoint's key is. `env` holds variables for a server that Freight starts.
+    """
+
+    engine: EngineName
+    source: str | list[str] = ""
+    gpus: int | None = None
+    context: int | None = None
+    batch: bool = False
+    aliases: list[str] = []
+    args: list[str] = []
+    executable: str | None = None
+    prompt_cache: bool = False
+    command: list[str] = []
+    env: dict[str, str] = {}
+    api_key_file: str | None = None
+    api_key_env: str | None = None
+
+    def sources(self) -> list[str]:
+        """Return the sources as a list; an entry without any has none."""
+        if isinstance(self.source, str):
+            return [self.source] if self.source else []
+        return self.source
+
+
+class ModelSpec(msgspec.Struct, frozen=True):
+    """A model resolved for a job.
+
+    `typed` is what the user wrote. `fits` are the names that a record's own model may have, None when
+    any will do. `fill` goes into bodies that need one, `keep` are names that the server knows itself.
+    `identity` tells two models apart on resume: what may change the answers, as readable words.
+    """
+
+    name: str
+    entry: ModelEntry
+    typed: str
+    fits: frozenset[str] | None
+    fill: str | None
+    keep: frozenset[str]
+    identity: dict[str, str]
+
+    def model_name(self) -> ModelName:
+        """Return what goes into a body's `model`."""
+        return ModelName(self.fill, self.keep)

@@ -1,0 +1,1 @@
+"""How each kind of model server is started, probed and stopped."""

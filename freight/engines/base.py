@@ -1,0 +1,107 @@
+"""What Freight needs to know of any model server."""
+
+import os
+import socket
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+from freight.core.model import ModelSpec
+from freight.core.record import Endpoint
+from freight.errors import UserError
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Where a server listens: `url` for requests, over the Unix socket `socket_path` where it has one."""
+
+    url: str
+    socket_path: str | None = None
+    api_key: str | None = field(default=None, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class ServerCommand:
+    """A server to start: its command line, the variables to add, and where it will listen."""
+
+    argv: list[str]
+    env: dict[str, str]
+    address: Address
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where one worker runs its server.
+
+    `folder` is the worker's own (mode 0700, short enough for sockets); `source` its share of the
+    model's sources; `endpoints` those that the job uses; `concurrency` the user's, 0 when automatic.
+    """
+
+    folder: Path
+    source: str
+    endpoints: frozenset[Endpoint]
+    concurrency: int
+
+
+class Engine(Protocol):
+    """One kind of model server. `starts_server`: Freight starts it, on a device; else it runs already."""
+
+    starts_server: bool
+
+    def command(self, spec: ModelSpec, place: Place) -> ServerCommand | None:
+        """Return the server to start; None where one already runs."""
+        ...
+
+    def address(self, spec: ModelSpec, place: Place) -> Address:
+        """Return where the server listens that already runs. Only for engines without a command."""
+        ...
+
+    def slots(self, spec: ModelSpec, concurrency: int) -> int | None:
+        """Return how many requests the server runs at once; None when nothing is known."""
+        ...
+
+    def tokens_made(self, metrics: str) -> float | None:
+        """Return a count that grows with every token made, from the server's metrics; None without one."""
+        ...
+
+
+def metric(text: str, name: str) -> float | None:
+    """Return the sum of the samples called `name` in Prometheus text; None when there are none."""
+    found = [
+        float(line.rsplit(None, 1)[1])
+        for line in text.splitlines()
+        if line.startswith((name + " ", name + "{")) and not line.startswith("#")
+    ]
+    return sum(found) if found else None
+
+
+def free_port() -> int:
+    """Return a loopback port that is free now; whoever takes it first has it."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def read_key(file: str | None, variable: str | None, environment: Mapping[str, str] = os.environ) -> str | None:
+    """Return the API key from `file`, else from the environment variable; None when neither is named.
+
+    Raises UserError when what is named is not there.
+    """
+    if file:
+        try:
+            return Path(file).expanduser().read_text().strip()
+        except (OSError, UnicodeDecodeError) as error:
+            raise UserError(f"cannot read the API key file {file}: {_why(error)}") from error
+    if variable:
+        key = environment.get(variable)
+        if not key:
+            raise UserError(
+                f"the API key variable {variable} is not set", f"export {variable}=…, or use api_key_file"
+            )
+        return key
+    return None
+
+
+def _why(error: Exception) -> str:
+    return (error.strerror or str(error)) if isinstance(error, OSError) else "not text"

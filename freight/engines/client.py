@@ -1,0 +1,158 @@
+"""Speaking to a model server over HTTP."""
+
+from dataclasses import dataclass
+from email.utils import parsedate_to_datetime
+from types import TracebackType
+from typing import Any, Final
+
+import aiohttp
+import msgspec
+
+from freight.engines.base import Address
+
+PROBE_TIMEOUT_S: Final = 5.0
+_CONNECT_TIMEOUT_S: Final = 30.0
+_HEADERS: Final = {"Content-Type": "application/json", "Accept-Encoding": "identity"}
+
+
+@dataclass(frozen=True, slots=True)
+class HttpReply:
+    """What a server answered. `retry_after` is the header as it came; `request_id` is "" when it gave none."""
+
+    status: int
+    body: bytes
+    request_id: str
+    retry_after: str | None
+
+
+class Unreachable(Exception):
+    """No complete answer came; the text says why, in a few words and without the request."""
+
+
+class TookTooLong(Exception):
+    """The request's own time limit ran out."""
+
+
+class EngineClient:
+    """One pool of connections to one server."""
+
+    def __init__(self, address: Address) -> None:
+        self._base = address.url
+        headers = dict(_HEADERS)
+        if address.api_key:
+            headers["Authorization"] = f"Bearer {address.api_key}"
+        connector = (
+            aiohttp.UnixConnector(address.socket_path, limit=0)
+            if address.socket_path
+            else aiohttp.TCPConnector(limit=0)
+        )
+        self._session = aiohttp.ClientSession(connector=connector, headers=headers, auto_decompress=True)
+
+    async def __aenter__(self) -> "EngineClient":
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Close all connections."""
+        await self._session.close()
+
+    async def post(self, path: str, body: bytes, timeout_s: float | None) -> HttpReply:
+        """Send one request and return the whole answer; raise Unreachable or TookTooLong."""
+        timeout = aiohttp.ClientTimeout(total=timeout_s, sock_connect=_CONNECT_TIMEOUT_S)
+        try:
+            # A redirect would take the record to a server that nobody named.
+            async with self._session.post(
+                self._base + path, data=body, timeout=timeout, allow_redirects=False
+            ) as response:
+                return HttpReply(
+                    response.status,
+                    await response.read(),
+                    response.headers.get("x-request-id", ""),
+                    response.headers.get("Retry-After"),
+                )
+        except (aiohttp.ClientError, OSError, ValueError) as error:
+            if isinstance(error, TimeoutError) and not isinstance(error, aiohttp.ClientError):
+                raise TookTooLong from error
+            raise Unreachable(_why(error)) from error
+
+    async def get(self, path: str) -> HttpReply:
+        """Fetch a path; raise Unreachable also when it takes longer than PROBE_TIMEOUT_S."""
+        timeout = aiohttp.ClientTimeout(total=PROBE_TIMEOUT_S)
+        try:
+            async with self._session.get(self._base + path, timeout=timeout, allow_redirects=False) as response:
+                return HttpReply(response.status, await response.read(), "", None)
+        except (aiohttp.ClientError, OSError, ValueError) as error:
+            raise Unreachable(_why(error)) from error
+
+    async def problem(self) -> str | None:
+        """Probe the server's health; return why it cannot serve now, or None when it can.
+
+        Servers without /health are judged by /v1/models: any answer but a server error will do.
+        """
+        try:
+            reply = await self.get("/health")
+            if not (200 <= reply.status < 300 or _is_trouble(reply.status)):
+                reply = await self.get("/v1/models")
+        except Unreachable as error:
+            return str(error)
+        return f"its health check answers {reply.status}" if _is_trouble(reply.status) else None
+
+    async def model_ids(self) -> frozenset[str] | None:
+        """Return the ids that /v1/models lists; None when the server has no such list.
+
+        Raises Unreachable when it does not answer, or answers with a server error.
+        """
+        reply = await self.get("/v1/models")
+        if _is_trouble(reply.status):
+            raise Unreachable(f"/v1/models answers {reply.status}")
+        if reply.status in (401, 403):
+            raise PermissionError(f"/v1/models answers {reply.status}")
+        if not 200 <= reply.status < 300:
+            return None
+        try:
+            listed: Any = msgspec.json.decode(reply.body)
+            return frozenset(str(entry["id"]) for entry in listed["data"])
+        except (msgspec.DecodeError, UnicodeDecodeError, KeyError, TypeError):
+            return None
+
+    async def metrics(self) -> str | None:
+        """Return the server's Prometheus text; None when it has none or does not answer."""
+        try:
+            reply = await self.get("/metrics")
+        except Unreachable:
+            return None
+        return reply.body.decode(errors="replace") if reply.status == 200 else None
+
+
+def _is_trouble(status: int) -> bool:
+    return status >= 500 or status == 429
+
+
+def _why(error: Exception) -> str:
+    if isinstance(error, aiohttp.ClientConnectorDNSError):
+        return "its host name cannot be resolved"
+    if isinstance(error, aiohttp.ClientConnectorError):
+        return (error.strerror or str(error)).lower()
+    if isinstance(error, TimeoutError):
+        return "no answer in time"
+    if isinstance(error, aiohttp.ClientPayloadError):
+        return "the answer broke off"
+    return "the connection was closed" if isinstance(error, aiohttp.ServerDisconnectedError) else str(error) or type(error).__name__
+
+
+def retry_after_s(header: str | None, now: float) -> float | None:
+    """Return the seconds that a Retry-After header asks for (`now` in seconds since the epoch); None without one."""
+    if not header:
+        return None
+    try:
+        return max(0.0, float(header))
+    except ValueError:
+        pass
+    try:
+        return max(0.0, parsedate_to_datetime(header).timestamp() - now)
+    except ValueError:
+        return None

@@ -1,0 +1,55 @@
+"""Any OpenAI-compatible server that already runs, by its URL."""
+
+from typing import Final
+from urllib.parse import urlsplit
+
+from freight.core.model import ModelSpec
+from freight.engines.base import Address, Place, ServerCommand, metric, read_key
+from freight.errors import UserError
+
+# Where the key of a URL typed on the command line is looked for.
+KEY_VARIABLE: Final = "FREIGHT_ENDPOINT_API_KEY"
+
+
+class EndpointEngine:
+    """A server that Freight neither starts nor stops."""
+
+    starts_server = False
+
+    def command(self, spec: ModelSpec, place: Place) -> ServerCommand | None:
+        """Return None: it runs already."""
+        return None
+
+    def address(self, spec: ModelSpec, place: Place) -> Address:
+        """Return the URL of this worker's source, and the key to use there."""
+        entry = spec.entry
+        return Address(base_url(place.source), api_key=read_key(entry.api_key_file, entry.api_key_env))
+
+    def slots(self, spec: ModelSpec, concurrency: int) -> int | None:
+        """Return None: only the server's owner knows."""
+        return None
+
+    def tokens_made(self, metrics: str) -> float | None:
+        """Return None: a server that Freight did not start is not restarted either."""
+        return None
+
+
+def base_url(url: str) -> str:
+    """Return the URL that endpoint paths are appended to; raise UserError when `url` is none."""
+    parts = urlsplit(url)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise UserError(f"{url} is not an http or https URL of a server")
+    if parts.username or parts.password:
+        raise UserError(
+            f"the URL of {parts.hostname} holds a password, which would show in process lists",
+            f"put the key in the variable {KEY_VARIABLE}, or in a file named by api_key_file in a model entry",
+        )
+    if parts.query or parts.fragment:
+        raise UserError(f"{url} has a query or fragment; give the server's base URL alone")
+    path = parts.path.rstrip("/").removesuffix("/v1")
+    return f"{parts.scheme}://{parts.netloc}{path}"
+
+
+def vllm_tokens(metrics: str) -> float | None:
+    """Return the tokens made so far as vLLM's metrics, and those that follow its names, count them."""
+    return metric(metrics, "vllm:generation_tokens_total")

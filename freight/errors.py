@@ -1,0 +1,44 @@
+"""The few kinds of error, by whose fault they are. A bug is none of them and is never caught."""
+
+
+class FreightError(Exception):
+    """Something a person can act on: what went wrong and where, and what to do next."""
+
+    exit_code = 1
+
+    def __init__(self, message: str, hint: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+
+class UserError(FreightError):
+    """The input or the command is wrong: fix it and try again. Nothing ran."""
+
+    exit_code = 2
+
+
+class OperationError(FreightError):
+    """The operation could not be done now, though the request was well formed."""
+
+
+class Interrupted(FreightError):
+    """The user or the system asked us to stop; work done so far is kept."""
+
+    exit_code = 130
+
+
+class EngineError(FreightError):
+    """A model server failed. `transient` says whether another try may succeed."""
+
+    def __init__(self, message: str, *, transient: bool, hint: str | None = None) -> None:
+        super().__init__(message, hint)
+        self.transient = transient
+
+
+class LauncherError(FreightError):
+    """A worker could not be placed or started. `transient` as in EngineError."""
+
+    def __init__(self, message: str, *, transient: bool, hint: str | None = None) -> None:
+        super().__init__(message, hint)
+        self.transient = transient

@@ -1,0 +1,1 @@
+"""Where workers run: getting them a place, starting them, and proving that they are gone."""

@@ -1,0 +1,155 @@
+"""Workers as processes of this machine."""
+
+import asyncio
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+import psutil
+
+from freight.config import Pool
+from freight.core.device import Device, Holder
+from freight.errors import LauncherError, UserError
+from freight.launchers.base import WorkerPlace
+from freight.launchers.locks import lock_device
+
+# Set in the environment of a worker and, by inheritance, of all that it starts.
+MARKER: Final = "FREIGHT_WORKER"
+_CLEAR_POLL_S: Final = 0.02
+
+
+class LocalWorker:
+    """A worker process, the leader of a session of its own so that Ctrl-C does not reach it."""
+
+    def __init__(self, worker: str, process: subprocess.Popen[bytes], lock: int | None) -> None:
+        self.pid = process.pid
+        self._worker = worker
+        self._process = process
+        self._lock = lock
+        self._exited = asyncio.Event()
+        fd = os.pidfd_open(process.pid)
+        loop = asyncio.get_running_loop()
+
+        def ended() -> None:
+            loop.remove_reader(fd)
+            os.close(fd)
+            process.wait()
+            self._exited.set()
+
+        loop.add_reader(fd, ended)
+
+    async def ended(self) -> int:
+        """Wait for the worker's own process to end and return its exit status."""
+        await self._exited.wait()
+        return self._process.returncode
+
+    async def clear(self) -> None:
+        """Kill whatever still carries the worker's marker until two sweeps find nothing; then let its device go."""
+        empty = 0
+        while empty < 2:
+            left = marked(self._worker)
+            empty = 0 if left else empty + 1
+            for process in left:
+                _kill(process)
+            await asyncio.sleep(_CLEAR_POLL_S)
+        await self._exited.wait()
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+    def kill(self) -> None:
+        """End all its processes at once, without waiting."""
+        for process in marked(self._worker):
+            _kill(process)
+
+
+class LocalLauncher:
+    """The local machine. `devices` are those that a run may use."""
+
+    def __init__(self, devices: Sequence[Device], locks: Path) -> None:
+        self._devices = devices
+        self._locks = locks
+        self._held: dict[str, int] = {}
+
+    def devices(self) -> Sequence[Device]:
+        """Return the devices that this machine has for us."""
+        return self._devices
+
+    def take(self, device: Device) -> Holder | None:
+        """Hold `device` host-wide for the next worker on it; return who holds it when it is taken."""
+        taken = lock_device(device.id, self._locks)
+        if isinstance(taken, Holder):
+            return taken
+        self._held[device.id] = taken
+        return None
+
+    def start(self, place: WorkerPlace) -> LocalWorker:
+        """Start a worker process; raise LauncherError when the machine refuses."""
+        lock = self._held.pop(place.device.id) if place.device else None
+        argv = [
+            sys.executable, "-m", "freight.worker",
+            "--control", str(place.control), "--worker", place.worker, "--folder", str(place.folder),
+            "--log", str(place.log), "--parent", str(os.getpid()),
+            *(() if lock is None else ("--keep-open", str(lock))),
+        ]  # fmt: skip
+        log = os.open(place.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        try:
+            process = subprocess.Popen(
+                argv,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+                pass_fds=() if lock is None else (lock,),
+                env={**os.environ, MARKER: place.worker},
+            )
+        except OSError as error:
+            raise LauncherError(f"cannot start a worker process: {error.strerror}", transient=True) from error
+        finally:
+            os.close(log)
+        return LocalWorker(place.worker, process, lock)
+
+    def sweep(self, worker: str) -> None:
+        """End what is left of a worker that an earlier control plane started."""
+        for process in marked(worker):
+            _kill(process)
+
+
+def marked(worker: str) -> list[psutil.Process]:
+    """Return the processes whose environment carries the worker's marker. Zombies have none."""
+    needle = f"{MARKER}={worker}".encode()
+    found: list[psutil.Process] = []
+    for entry in os.scandir("/proc"):
+        if not entry.name.isdigit():
+            continue
+        try:
+            if needle in Path(entry.path, "environ").read_bytes().split(b"\0"):
+                found.append(psutil.Process(int(entry.name)))
+        except (OSError, psutil.Error):
+            continue
+    return found
+
+
+def _kill(process: psutil.Process) -> None:
+    try:
+        process.send_signal(signal.SIGKILL)
+    except psutil.Error:
+        return
+
+
+def local_devices(pool: Pool | None) -> list[Device]:
+    """Return the devices of this machine's pool: those that the configuration declares, else its CPU.
+
+    Raises UserError for a declared device that this version cannot use.
+    """
+    if pool is None or pool.devices is None:
+        return [Device("cpu:0", "cpu")]
+    for device in pool.devices:
+        if not re.fullmatch(r"cpu:\d+", device):
+            raise UserError(f"pools.local.devices names {device}; this version has CPU devices only", 'use "cpu:0"')
+    return [Device(device, "cpu") for device in dict.fromkeys(pool.devices)]

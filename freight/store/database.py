@@ -1,0 +1,100 @@
+"""Opening a database: durability, locking and migrations, the same for every file."""
+
+import errno
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.resources import files
+from pathlib import Path
+
+import apsw
+
+from freight.errors import OperationError
+from freight.store.folder import Locking
+
+
+class StorageFull(OperationError):
+    """The disk (or a quota) has no room. Nothing was written; the same call may succeed later."""
+
+
+_FULL_ERRNOS = frozenset({errno.ENOSPC, errno.EDQUOT})
+
+
+def is_full(error: OSError) -> bool:
+    """Return whether an operating-system error means that there is no room left."""
+    return error.errno in _FULL_ERRNOS
+
+
+def open_database(path: Path, migrations: str, locking: Locking) -> apsw.Connection:
+    """Return a connection that alone has the database at `path`, made or migrated as needed.
+
+    `migrations` is the folder of numbered SQL files in this package. What a transaction wrote is on
+    disk when it returns. Raises OperationError for a database of a newer version or a damaged one.
+    """
+    with _clear_errors(path):
+        vfs = "unix-none" if locking is Locking.OWNER_FILE else None
+        connection = apsw.Connection(str(path), vfs=vfs)
+        # Exclusive: no shared-memory file, which network file systems and some containers lack.
+        connection.pragma("locking_mode", "EXCLUSIVE")
+        connection.pragma("journal_mode", "WAL" if locking is Locking.LOCAL else "TRUNCATE")
+        connection.pragma("synchronous", "FULL")
+        connection.pragma("foreign_keys", True)
+        _migrate(connection, path, migrations)
+        return connection
+
+
+def _migrate(connection: apsw.Connection, path: Path, migrations: str) -> None:
+    steps = sorted(
+        (entry for entry in files("freight.store").joinpath(migrations).iterdir() if entry.name.endswith(".sql")),
+        key=lambda entry: entry.name,
+    )
+    version = int(str(connection.pragma("user_version")))
+    if version > len(steps):
+        raise OperationError(
+            f"{path} was written by a newer Freight (format {version}; this one knows {len(steps)})",
+            "update Freight, or use another folder",
+        )
+    for number, step in enumerate(steps[version:], start=version + 1):
+        with transaction(connection):
+            connection.execute(step.read_text())
+            connection.pragma("user_version", number)
+
+
+@contextmanager
+def transaction(connection: apsw.Connection) -> Iterator[None]:
+    """Run the block in one immediate transaction: all of it is on disk at the end, or none.
+
+    Raises StorageFull when there is no room.
+    """
+    try:
+        connection.execute("BEGIN IMMEDIATE")
+        try:
+            yield
+            connection.execute("COMMIT")
+        except BaseException:
+            if connection.in_transaction:
+                connection.execute("ROLLBACK")
+            raise
+    except (apsw.FullError, apsw.IOError) as error:
+        raise _storage_error(error, connection.system_errno) from error
+
+
+def _storage_error(error: apsw.Error, system_errno: int) -> OperationError:
+    if isinstance(error, apsw.FullError) or system_errno in _FULL_ERRNOS:
+        return StorageFull("no space left for results", "free some space; the job goes on by itself")
+    return OperationError(f"the storage failed: {error}")
+
+
+@contextmanager
+def _clear_errors(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except (apsw.NotADBError, apsw.CorruptError) as error:
+        raise OperationError(
+            f"{path} is damaged or not Freight's: {error}", "move it away, or start over with --fresh"
+        ) from error
+    except apsw.BusyError as error:
+        raise OperationError(f"{path} is in use by another process") from error
+    except apsw.FullError as error:
+        raise StorageFull(f"no space left to open {path}", "free some space and run the same command again") from error
+    except (apsw.CantOpenError, apsw.IOError, apsw.ReadOnlyError) as error:
+        raise OperationError(f"cannot open {path}: {error}") from error

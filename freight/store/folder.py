@@ -1,0 +1,126 @@
+"""A data folder: which file system it is on, and that one process at a time owns it."""
+
+import errno
+import fcntl
+import os
+import time
+from collections.abc import Callable
+from enum import Enum, auto
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from freight.errors import OperationError
+from freight.store.filesystem import is_network
+from freight.store.processes import ProcessId, this_process
+
+# An owner elsewhere that has not shown itself for this long is taken for dead.
+OWNER_STALE_S: Final = 60.0
+OWNER_BEAT_S: Final = 10.0
+_NO_FLOCK: Final = frozenset({errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL})
+
+
+class Locking(Enum):
+    """How a folder is kept to one process, by what its file system can do."""
+
+    LOCAL = auto()
+    NETWORK = auto()
+    OWNER_FILE = auto()
+
+
+class Owner(msgspec.Struct):
+    """Who owns a folder: a process, and a count that it raises to show that it lives."""
+
+    process: ProcessId
+    beat: int = 0
+
+
+class FolderLock:
+    """One process's hold on a folder, by flock, or by an owner file with a heartbeat where flock is refused."""
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / "owner"
+        self._fd: int | None = None
+        self._owner = Owner(this_process())
+        self.locking = Locking.NETWORK if is_network(folder) else Locking.LOCAL
+
+    def take(self, what: str, wait: Callable[[float], None] = time.sleep) -> None:
+        """Own the folder from now on; raise OperationError naming the owner when it has one.
+
+        `what` is the folder in the user's words. Where flock is refused this watches a silent owner on
+        another host for OWNER_STALE_S before it takes over.
+        """
+        fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(fd)
+            raise _taken(what, self._read()) from None
+        except OSError as error:
+            os.close(fd)
+            if error.errno not in _NO_FLOCK:
+                raise OperationError(f"cannot lock {what}: {error.strerror}") from error
+            self._take_over(what, wait)
+            return
+        self._fd = fd
+        self._write()
+
+    def beat(self) -> None:
+        """Show that the owner lives; call every OWNER_BEAT_S. Does nothing where flock does the work."""
+        if self.locking is Locking.OWNER_FILE:
+            self._owner.beat += 1
+            self._write()
+
+    def release(self) -> None:
+        """Let the folder go."""
+        if self.locking is Locking.OWNER_FILE:
+            self._path.unlink(missing_ok=True)
+        if self._fd is not None:
+            os.close(self._fd)
+            self._fd = None
+
+    def _take_over(self, what: str, wait: Callable[[float], None]) -> None:
+        self.locking = Locking.OWNER_FILE
+        before = self._read()
+        if before is not None and _lives(before, self._read, wait):
+            raise _taken(what, before)
+        self._write()
+        # Two that start at once both write: the last rename wins, and the other sees it.
+        wait(0.2)
+        now = self._read()
+        if now is None or now.process != self._owner.process:
+            raise _taken(what, now)
+
+    def _read(self) -> Owner | None:
+        try:
+            return msgspec.json.decode(self._path.read_bytes(), type=Owner)
+        except (OSError, msgspec.DecodeError):
+            return None
+
+    def _write(self) -> None:
+        if self._fd is not None:
+            os.pwrite(self._fd, msgspec.json.encode(self._owner).ljust(256) + b"\n", 0)
+            return
+        aside = self._path.with_name(f"owner.{os.getpid()}")
+        aside.write_bytes(msgspec.json.encode(self._owner))
+        aside.rename(self._path)
+
+
+def _lives(owner: Owner, read: Callable[[], Owner | None], wait: Callable[[float], None]) -> bool:
+    """Return whether an owner lives: its process, on this host; on another, its count within OWNER_STALE_S."""
+    if owner.process.is_local():
+        return owner.process.is_running()
+    for _ in range(int(OWNER_STALE_S)):
+        wait(1.0)
+        now = read()
+        if now is None:
+            return False
+        if now != owner:
+            return True
+    return False
+
+
+def _taken(what: str, owner: Owner | None) -> OperationError:
+    by = f"process {owner.process.pid} on {owner.process.host}" if owner else "another process"
+    return OperationError(f"{what} is in use by {by}", "wait for it to end, or stop it; then run the same command again")

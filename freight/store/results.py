@@ -1,0 +1,157 @@
+"""One job's results: a row a record, committed before it is acknowledged."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import apsw
+import numpy
+from numpy.typing import NDArray
+
+from freight.core.answer import Line
+from freight.core.job import Totals
+from freight.core.record import INTAKE_CODES
+from freight.store.database import open_database, transaction
+from freight.store.folder import Locking
+
+# A result replaces nothing but an error of an earlier epoch: the first answer stays.
+_PUT: Final = """
+INSERT INTO result (idx, epoch, code, status, message, input_tokens, output_tokens, cached_tokens, cut, tail)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+ON CONFLICT (idx) DO UPDATE SET
+    epoch = excluded.epoch, code = excluded.code, status = excluded.status, message = excluded.message,
+    input_tokens = excluded.input_tokens, output_tokens = excluded.output_tokens,
+    cached_tokens = excluded.cached_tokens, cut = excluded.cut, tail = excluded.tail
+WHERE result.code IS NOT NULL AND result.epoch < excluded.epoch
+"""
+_PAGE: Final = "SELECT idx, tail FROM result WHERE idx > ? ORDER BY idx LIMIT ?"
+_TOTALS: Final = """
+SELECT count(*), count(code), coalesce(sum(cut), 0), coalesce(sum(input_tokens), 0),
+       coalesce(sum(output_tokens), 0), coalesce(sum(cached_tokens), 0)
+FROM result
+"""
+_FAILURES: Final = """
+SELECT code, status, count(*) AS n, min(idx) FROM result WHERE code IS NOT NULL
+GROUP BY code, status ORDER BY n DESC, code, status
+"""
+_MESSAGE: Final = "SELECT message FROM result WHERE idx = ?"
+_SETTLED: Final = "SELECT idx FROM result WHERE code IS NULL OR epoch >= ? OR code IN (SELECT value FROM json_each(?))"
+_ANSWERED: Final = "SELECT EXISTS (SELECT 1 FROM result WHERE code IS NULL OR code NOT IN (SELECT value FROM json_each(?)))"
+_SUSPECTS: Final = "SELECT idx, deaths FROM suspect ORDER BY idx"
+_ACCUSE: Final = """
+INSERT INTO suspect (idx, deaths) VALUES (?, 1)
+ON CONFLICT (idx) DO UPDATE SET deaths = min(3, deaths + 1)
+"""
+_CLEAR: Final = "DELETE FROM suspect WHERE idx = ?"
+_CLEAR_ALL: Final = "DELETE FROM suspect"
+
+PAGE_ROWS: Final = 500
+PAGE_BYTES: Final = 8_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """How many records failed in one way, and what one of them says. `status` is 0 where no engine answered."""
+
+    code: str
+    status: int
+    count: int
+    example: str
+
+
+class Results:
+    """The results of one job. Not for several threads at once."""
+
+    def __init__(self, path: Path, locking: Locking) -> None:
+        self._connection: apsw.Connection = open_database(path, "results_migrations", locking)
+        self._has_suspects = bool(self.suspects())
+
+    def close(self) -> None:
+        """Close the database; what was committed is on disk."""
+        self._connection.close()
+
+    def put(self, lines: Iterable[Line], epoch: int) -> Totals:
+        """Commit the lines and return what that changed in the totals: late and double ones change nothing."""
+        changed = Totals()
+        with transaction(self._connection):
+            cursor = self._connection.cursor()
+            for line in lines:
+                changed = changed.plus(self._put_one(cursor, line, epoch))
+        return changed
+
+    def _put_one(self, cursor: apsw.Cursor, line: Line, epoch: int) -> Totals:
+        before = self._connection.total_changes()
+        # In the first epoch there is nothing that a result could replace.
+        replaced = epoch > 0 and cursor.execute("SELECT 1 FROM result WHERE idx = ?", (line.index,)).fetchone() is not None
+        cursor.execute(
+            _PUT,
+            (
+                line.index, epoch, line.code, line.status, line.message, line.input_tokens,
+                line.output_tokens, line.cached_tokens, int(line.cut), line.tail,
+            ),
+        )  # fmt: skip
+        if self._connection.total_changes() == before:
+            return Totals()
+        if self._has_suspects:
+            cursor.execute(_CLEAR, (line.index,))
+        totals = line.totals()
+        # What was replaced was a failed record: it is done already, and no longer failed.
+        return totals.plus(Totals(done=-1, failed=-1)) if replaced else totals
+
+    def accuse(self, indices: Sequence[int]) -> dict[int, int]:
+        """Charge one death of a model server to each record, on disk; return how many each has now."""
+        self._has_suspects = True
+        with transaction(self._connection):
+            self._connection.executemany(_ACCUSE, [(index,) for index in indices])
+        return {index: deaths for index, deaths in self.suspects().items() if index in set(indices)}
+
+    def suspects(self) -> dict[int, int]:
+        """Return the records to which deaths of a model server are charged, and how many."""
+        return {index: deaths for index, deaths in self._connection.execute(_SUSPECTS)}
+
+    def clear_suspects(self) -> None:
+        """Forget all charged deaths: the records start anew."""
+        with transaction(self._connection):
+            self._connection.execute(_CLEAR_ALL)
+
+    def totals(self) -> Totals:
+        """Return the totals over all rows."""
+        row = self._connection.execute(_TOTALS).fetchone()
+        assert row is not None
+        return Totals(*row)
+
+    def failures(self) -> list[Failure]:
+        """Return the failures by kind, the commonest first."""
+        found = list(self._connection.execute(_FAILURES))
+        return [
+            Failure(code, status, count, str(self._connection.execute(_MESSAGE, (example,)).fetchone()[0]))  # pyright: ignore[reportOptionalSubscript]
+            for code, status, count, example in found
+        ]
+
+    def has_answers(self) -> bool:
+        """Return whether any record went to an engine and came back."""
+        return bool(self._connection.execute(_ANSWERED, (_INTAKE_JSON,)).fetchone()[0])  # pyright: ignore[reportOptionalSubscript]
+
+    def settled(self, records: int, retried: int) -> NDArray[numpy.bool_]:
+        """Return, for each of `records` indices, whether it needs no run.
+
+        Answers, intake's refusals and errors since epoch `retried` are settled; earlier errors are not.
+        """
+        done = numpy.zeros(records, dtype=numpy.bool_)
+        for (index,) in self._connection.execute(_SETTLED, (retried, _INTAKE_JSON)):
+            done[index] = True
+        return done
+
+    def pages(self) -> Iterator[list[tuple[int, bytes]]]:
+        """Yield (index, rest of the line) in index order, in pages of bounded size."""
+        last = -1
+        rows = PAGE_ROWS
+        while page := list(self._connection.execute(_PAGE, (last, rows))):
+            yield page
+            last = page[-1][0]
+            size = sum(len(tail) for _, tail in page) // len(page) + 1
+            rows = max(1, min(PAGE_ROWS, PAGE_BYTES // size))
+
+
+_INTAKE_JSON: Final = "[" + ",".join(f'"{code}"' for code in INTAKE_CODES) + "]"

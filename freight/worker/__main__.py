@@ -1,0 +1,66 @@
+"""A worker process: `python -m freight.worker`, started by a launcher."""
+
+import argparse
+import asyncio
+import logging
+import os
+import shutil
+import signal
+import sys
+from pathlib import Path
+
+import uvloop
+
+from freight.worker.agent import Agent
+from freight.worker.supervise import become_subreaper
+
+
+def arguments() -> argparse.Namespace:
+    """Return the parsed command line. It names sockets and folders, never records."""
+    parser = argparse.ArgumentParser(prog="freight-worker")
+    parser.add_argument("--control", required=True, help="the control plane's Unix socket")
+    parser.add_argument("--worker", required=True, help="this worker's id")
+    parser.add_argument("--folder", type=Path, required=True, help="a folder of this worker's own")
+    parser.add_argument("--log", type=Path, required=True, help="where this process's output goes")
+    parser.add_argument("--parent", type=int, required=True, help="the process to end with")
+    parser.add_argument("--keep-open", type=int, action="append", default=[], help="a lock that the server shares")
+    return parser.parse_args()
+
+
+async def serve(args: argparse.Namespace) -> int:
+    """Run the agent until it ends, is told to, or its parent is gone."""
+    loop = asyncio.get_running_loop()
+    parent_gone = asyncio.Event()
+    try:
+        parent = os.pidfd_open(args.parent)
+    except ProcessLookupError:
+        return 1
+    loop.add_reader(parent, parent_gone.set)
+    agent = Agent(args.control, args.worker, args.folder, args.log, tuple(args.keep_open))
+    loop.add_signal_handler(signal.SIGTERM, agent.stopping.set)
+    running = asyncio.create_task(agent.run())
+    orphaned = asyncio.create_task(parent_gone.wait())
+    await asyncio.wait((running, orphaned), return_when=asyncio.FIRST_COMPLETED)
+    loop.remove_reader(parent)
+    if running.done():
+        running.result()
+        return 0
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+    await agent.end_at_once()
+    shutil.rmtree(args.folder.parent, ignore_errors=True)
+    return 1
+
+
+def main() -> None:
+    """Run one worker."""
+    args = arguments()
+    logging.basicConfig(format="%(asctime)s %(name)s %(levelname)s %(message)s", stream=sys.stderr, level=logging.INFO)
+    become_subreaper()
+    if os.getppid() != args.parent:
+        sys.exit(1)
+    sys.exit(uvloop.run(serve(args)))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,256 @@
+"""The worker's two halves: talking to the control plane, and keeping a model server in service."""
+
+import asyncio
+import logging
+import os
+import random
+import time
+from pathlib import Path
+from typing import Final
+
+import aiohttp
+import msgspec
+
+from freight.core.messages import PROTOCOL, Death, Order, Orders, Phase, Report, Returned, Setup
+from freight.core.window import Window
+from freight.engines.base import Place
+from freight.engines.client import EngineClient
+from freight.engines.registry import engine_of
+from freight.errors import EngineError, FreightError
+from freight.worker.driver import Driver, Policy
+from freight.worker.supervise import Exit, ModelServer, StartLimits
+
+log = logging.getLogger("freight.worker")
+
+# The longest silence between two reports, and the pause between them while there is news.
+HEARTBEAT_S: Final = 1.0
+_PACE_S: Final = 0.02
+_NEWS_S: Final = 0.1
+# A server may end so often without any answer in between before the worker gives up on it.
+MOST_BARREN_DEATHS: Final = 3
+LOG_TAIL_LINES: Final = 20
+_WATCH_S: Final = 5.0
+
+
+class Agent:
+    """One worker. `control` is the control plane's Unix socket, `folder` the worker's own, `log_file` its output."""
+
+    def __init__(self, control: str, worker: str, folder: Path, log_file: Path, keep_open: tuple[int, ...]) -> None:
+        self._worker = worker
+        self._folder = folder
+        self._log_file = log_file
+        self._keep_open = keep_open
+        self._session = aiohttp.ClientSession(
+            connector=aiohttp.UnixConnector(control), timeout=aiohttp.ClientTimeout(total=None)
+        )
+        self._number = 0
+        self._phase = Phase.LOADING
+        self._note = ""
+        self._deaths: list[Death] = []
+        self._returned: list[Returned] = []
+        self._driver: Driver | None = None
+        self._server: ModelServer | None = None
+        self._client: EngineClient | None = None
+        self.stopping = asyncio.Event()
+
+    async def run(self) -> None:
+        """Serve until the control plane says stop (or `stopping` is set), or the server cannot be kept up."""
+        orders = await self._exchange()
+        assert orders.setup is not None
+        serving = asyncio.create_task(self._serve(orders.setup))
+        talking = asyncio.create_task(self._talk())
+        stopping = asyncio.create_task(self.stopping.wait())
+        try:
+            await asyncio.wait((serving, stopping), return_when=asyncio.FIRST_COMPLETED)
+            failed = serving.done() and serving.exception()
+            serving.cancel()
+            talking.cancel()
+            await asyncio.gather(serving, talking, return_exceptions=True)
+            await self._wind_up(failed or None)
+        finally:
+            stopping.cancel()
+            await self._session.close()
+
+    async def _wind_up(self, failed: BaseException | None) -> None:
+        """Hand in what is finished, give back the rest, end the server, and say how it went."""
+        if self._driver is not None:
+            self._driver.pause()
+            left = await self._driver.take_in_flight()
+            self._returned += [Returned(lease.index, lease.tries) for lease in left]
+            self._returned += self._driver.take_waiting()
+        await self._end_server()
+        self._phase = Phase.STOPPED
+        if failed is not None:
+            if not isinstance(failed, FreightError):
+                log.error("worker failed", exc_info=failed)
+            self._phase = Phase.FAILED
+            self._note = failed.message if isinstance(failed, FreightError) else f"a bug in the worker: {failed!r}"
+        await self._exchange()
+
+    async def end_at_once(self) -> None:
+        """The control plane is gone: end the server and everything it started."""
+        await self._end_server(grace_s=0.0)
+
+    async def _end_server(self, grace_s: float | None = None) -> None:
+        if self._client is not None:
+            await self._client.close()
+        if self._server is not None:
+            await (self._server.stop() if grace_s is None else self._server.stop(grace_s))
+
+    async def _talk(self) -> None:
+        """Exchange with the control plane whenever there is news, and at least every HEARTBEAT_S."""
+        while True:
+            orders = await self._exchange()
+            if orders.order is Order.STOP:
+                self.stopping.set()
+            if self._driver is not None and orders.leases:
+                self._driver.give(orders.leases)
+            await self._wait_for_news(bool(orders.leases))
+
+    async def _wait_for_news(self, fed: bool) -> None:
+        driver = self._driver
+        if driver is None:
+            await asyncio.sleep(_NEWS_S)
+            return
+        driver.wake.clear()
+        # A worker that got nothing asks again soon; one that was fed waits for results or an empty queue.
+        pause = _PACE_S if fed else _NEWS_S
+        await asyncio.sleep(pause if not driver.in_flight() else 0)
+        try:
+            await asyncio.wait_for(driver.wake.wait(), _NEWS_S if driver.held() else HEARTBEAT_S / 4)
+        except TimeoutError:
+            pass
+
+    async def _exchange(self) -> Orders:
+        """Make one report and return the orders; go on trying until it is answered, so that nothing is lost."""
+        self._number += 1
+        encoded = msgspec.msgpack.encode(self._report())
+        while True:
+            try:
+                async with self._session.post("http://control/exchange", data=encoded) as response:
+                    answer = await response.read()
+                    if response.status == 200:
+                        return msgspec.msgpack.decode(answer, type=Orders)
+                    log.warning("the control plane answers %d", response.status)
+            except (aiohttp.ClientError, OSError) as error:
+                log.warning("no answer from the control plane: %s", type(error).__name__)
+            await asyncio.sleep(0.2)
+
+    def _report(self) -> Report:
+        driver = self._driver
+        if driver is not None and driver.trouble:
+            # Other workers may have a server that answers.
+            self._returned += driver.take_waiting()
+        deaths, self._deaths = self._deaths, []
+        returned, self._returned = self._returned, []
+        ready = driver is not None and self._phase is Phase.READY
+        return Report(
+            protocol=PROTOCOL,
+            worker=self._worker,
+            number=self._number,
+            phase=self._phase,
+            note=self._note or (driver.trouble or "" if driver else ""),
+            log_tail=tail(self._log_file) if self._phase is Phase.FAILED else [],
+            done=driver.collect() if driver else [],
+            returned=returned,
+            deaths=deaths,
+            want=driver.room() if driver and ready else 0,
+            in_flight=driver.in_flight() if driver else 0,
+            pushed_back=driver.is_pushed_back() if driver else False,
+        )
+
+    async def _serve(self, setup: Setup) -> None:
+        """Keep a server in service; raise EngineError when it cannot be."""
+        engine = engine_of(setup.model.entry.engine)
+        place = Place(self._folder, setup.source, frozenset(setup.endpoints), setup.concurrency)
+        window = _window(setup, engine.slots(setup.model, setup.concurrency))
+        policy = Policy(setup.model.model_name(), setup.record_timeout_s, lambda: random.uniform(0.8, 1.2))
+        barren, answers = 0, 0
+        while True:
+            started = engine.command(setup.model, place)
+            address = started.address if started else engine.address(setup.model, place)
+            self._client = client = EngineClient(address)
+            if started:
+                await self._start(ModelServer(started, self._keep_open), client, setup)
+            driver = self._put_in_service(client, window, policy)
+            ended = await self._until_death(setup, driver, client)
+            barren = barren + 1 if driver.answers == answers else 1
+            answers = driver.answers
+            await self._report_death(driver, ended)
+            if barren >= MOST_BARREN_DEATHS and not ended.charged:
+                raise EngineError(f"{ended.reason}, {barren} times without an answer in between", transient=True)
+
+    async def _start(self, server: ModelServer, client: EngineClient, setup: Setup) -> None:
+        self._server = server
+        self._phase, self._note = Phase.LOADING, "loading the model"
+        server.start()
+        limits = StartLimits(setup.start_stall_s, setup.start_timeout_s)
+        await server.wait_ready(client, self._log_file, limits)
+
+    def _put_in_service(self, client: EngineClient, window: Window, policy: Policy) -> Driver:
+        if self._driver is None:
+            self._driver = Driver(client, window, policy, self._dies)
+        else:
+            self._driver.resume(client)
+        self._phase, self._note = Phase.READY, ""
+        return self._driver
+
+    async def _dies(self) -> bool:
+        return self._server is not None and await self._server.dies()
+
+    async def _until_death(self, setup: Setup, driver: Driver, client: EngineClient) -> Exit:
+        """Return how the server ended, by itself or because it stood still. An endpoint never does."""
+        if self._server is None:
+            await asyncio.Event().wait()
+        assert self._server is not None
+        watch = asyncio.create_task(self._until_stalled(setup, driver, client))
+        exited = asyncio.create_task(self._server.exited())
+        try:
+            await asyncio.wait((watch, exited), return_when=asyncio.FIRST_COMPLETED)
+            return exited.result() if exited.done() else watch.result()
+        finally:
+            watch.cancel()
+            exited.cancel()
+
+    async def _until_stalled(self, setup: Setup, driver: Driver, client: EngineClient) -> Exit:
+        """Return once requests have run for `stall_s` in which no token was made and no answer came."""
+        engine = engine_of(setup.model.entry.engine)
+        moved, seen = time.monotonic(), None
+        while True:
+            await asyncio.sleep(min(_WATCH_S, setup.stall_s / 4))
+            metrics = await client.metrics()
+            tokens = engine.tokens_made(metrics) if metrics is not None else None
+            # Without a count of tokens only a server that fails its health probe is known to stand still.
+            blind = tokens is None and await client.problem() is None
+            now, fresh = time.monotonic(), (driver.answers, tokens)
+            if blind or not driver.in_flight() or fresh != seen:
+                moved, seen = now, fresh
+            elif now - moved >= setup.stall_s:
+                return Exit(f"the model server made no token for {setup.stall_s:g} s", charged=False)
+
+    async def _report_death(self, driver: Driver, ended: Exit) -> None:
+        """Take all records out of the dead server's hands; the control plane decides where they go next."""
+        log.warning("%s", ended.reason)
+        driver.pause()
+        in_flight = await driver.take_in_flight()
+        self._returned += driver.take_waiting()
+        self._deaths.append(Death(ended.reason, ended.charged, [lease.index for lease in in_flight]))
+        self._phase, self._note = Phase.LOADING, f"restarting: {ended.reason}"
+        driver.wake.set()
+        await self._end_server(grace_s=0.0)
+
+
+def _window(setup: Setup, slots: int | None) -> Window:
+    if setup.concurrency:
+        return Window.fixed(setup.concurrency)
+    return Window.opaque() if slots is None else Window.known(slots)
+
+
+def tail(log_file: Path, lines: int = LOG_TAIL_LINES, most_bytes: int = 16_384) -> list[str]:
+    """Return the last lines of a log; none when it cannot be read."""
+    try:
+        with log_file.open("rb") as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - most_bytes))
+            return file.read().decode(errors="replace").splitlines()[-lines:]
+    except OSError:
+        return []

@@ -1,0 +1,195 @@
+"""The model server as a child process: start it, tell loading from hanging, notice its death, end it."""
+
+import asyncio
+import ctypes
+import os
+import signal
+import subprocess
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import psutil
+
+from freight.engines.base import ServerCommand
+from freight.engines.client import EngineClient
+from freight.errors import EngineError
+
+STOP_GRACE_S: Final = 30.0
+_POLL_S: Final = 0.1
+_DEATH_NOTICE_S: Final = 1.0
+_PR_SET_PDEATHSIG: Final = 1
+_PR_SET_CHILD_SUBREAPER: Final = 36
+# Signals that somebody else sends (the kernel's out-of-memory killer, a person): no record is to blame.
+_OUTSIDE: Final = frozenset({signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP})
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def become_subreaper() -> None:
+    """Let orphans of this process's children come to it, so that none escapes."""
+    _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def end_with_parent(signum: int) -> None:
+    """Have the kernel send `signum` to this process when the thread that started it ends."""
+    _libc.prctl(_PR_SET_PDEATHSIG, signum, 0, 0, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Exit:
+    """How a server ended. `charged`: by itself, so that a record in flight may be to blame."""
+
+    reason: str
+    charged: bool
+
+
+def describe_exit(code: int) -> Exit:
+    """Return what an exit status (negative: a signal) says, in words."""
+    if code >= 0:
+        return Exit(f"the model server exited with status {code}", charged=True)
+    number = signal.Signals(-code)
+    hint = " (out of memory, or killed by hand)" if number == signal.SIGKILL else ""
+    return Exit(f"the model server was ended by {number.name}{hint}", number not in _OUTSIDE)
+
+
+class ModelServer:
+    """One child process in a process group of its own. Its output goes where this process's goes."""
+
+    def __init__(self, command: ServerCommand, keep_open: tuple[int, ...] = ()) -> None:
+        self.address = command.address
+        self._command = command
+        self._keep_open = keep_open
+        self._process: subprocess.Popen[bytes] | None = None
+        self._exited = asyncio.Event()
+
+    def start(self) -> None:
+        """Start the process; raise EngineError when the command cannot be run."""
+        socket_path = self._command.address.socket_path
+        if socket_path:
+            Path(socket_path).unlink(missing_ok=True)
+        try:
+            self._process = subprocess.Popen(
+                self._command.argv,
+                env={**os.environ, **self._command.env},
+                stdin=subprocess.DEVNULL,
+                pass_fds=self._keep_open,
+                process_group=0,
+                preexec_fn=lambda: end_with_parent(signal.SIGKILL),
+            )
+        except OSError as error:
+            raise EngineError(
+                f"cannot start the model server {self._command.argv[0]!r}: {error.strerror}",
+                transient=False,
+                hint="check the command and the executable of the model's entry",
+            ) from error
+        self._watch(self._process)
+
+    def _watch(self, process: subprocess.Popen[bytes]) -> None:
+        # A pidfd becomes readable when the process ends: no polling, and no race with a reused pid.
+        fd = os.pidfd_open(process.pid)
+        loop = asyncio.get_running_loop()
+
+        def ended() -> None:
+            loop.remove_reader(fd)
+            os.close(fd)
+            process.wait()
+            self._exited.set()
+
+        loop.add_reader(fd, ended)
+
+    def exit(self) -> Exit | None:
+        """Return how the server ended; None while it runs."""
+        code = self._process.returncode if self._process else None
+        return None if code is None else describe_exit(code)
+
+    async def exited(self) -> Exit:
+        """Wait for the server's end and return how it came."""
+        await self._exited.wait()
+        return self.exit() or Exit("the model server was never started", charged=False)
+
+    async def dies(self) -> bool:
+        """Return whether the server ends within a second: a broken connection often comes first."""
+        try:
+            await asyncio.wait_for(self._exited.wait(), _DEATH_NOTICE_S)
+        except TimeoutError:
+            return False
+        return True
+
+    async def wait_ready(self, client: EngineClient, log: Path, limits: "StartLimits") -> None:
+        """Wait until the server answers its health probe.
+
+        Raises EngineError when it exits, shows no sign of work for `stall_s`, or takes longer than `most_s`.
+        """
+        began = moved = time.monotonic()
+        signs = self._signs(log, "")
+        while True:
+            trouble = await client.problem()
+            if trouble is None:
+                return
+            now = time.monotonic()
+            ended = self.exit()
+            if ended:
+                raise EngineError(f"{ended.reason} while it was loading", transient=True)
+            if (fresh := self._signs(log, trouble)) != signs:
+                signs, moved = fresh, now
+            if now - moved > limits.stall_s:
+                raise EngineError(
+                    f"the model server hangs in loading: no output, CPU time or reading for {limits.stall_s:g} s",
+                    transient=True,
+                )
+            if now - began > limits.most_s:
+                raise EngineError(f"the model server was not ready after {limits.most_s:g} s", transient=True)
+            await asyncio.sleep(_POLL_S)
+
+    def _signs(self, log: Path, trouble: str) -> tuple[object, ...]:
+        """Return what changes while a server gets on with loading: its output, its CPU time and what it reads."""
+        cpu_s = read = 0.0
+        for process in self._tree():
+            try:
+                times = process.cpu_times()
+                cpu_s += times.user + times.system
+                read += process.io_counters().read_chars
+            except psutil.Error:
+                continue
+        size = log.stat().st_size if log.exists() else 0
+        return size, int(cpu_s), int(read) >> 20, trouble
+
+    def _tree(self) -> list[psutil.Process]:
+        """Return all processes below this one: it starts nothing but the server, and orphans come to it."""
+        return psutil.Process().children(recursive=True)
+
+    async def stop(self, grace_s: float = STOP_GRACE_S) -> None:
+        """End the server and all that it started: SIGTERM, `grace_s`, then SIGKILL. Returns when all are gone."""
+        if self._process is None:
+            return
+        tree = self._tree()
+        if self._process.returncode is None:
+            self._signal(signal.SIGTERM)
+            try:
+                await asyncio.wait_for(self._exited.wait(), grace_s)
+            except TimeoutError:
+                self._signal(signal.SIGKILL)
+        self._signal(signal.SIGKILL)
+        await self._exited.wait()
+        for process in tree:
+            try:
+                process.kill()  # psutil refuses when the pid is another process by now.
+            except psutil.Error:
+                continue
+
+    def _signal(self, signum: int) -> None:
+        assert self._process is not None
+        try:
+            os.killpg(self._process.pid, signum)
+        except ProcessLookupError:
+            pass
+
+
+@dataclass(frozen=True, slots=True)
+class StartLimits:
+    """How long a start may show no sign of work, and how long it may take in all. Seconds."""
+
+    stall_s: float
+    most_s: float
