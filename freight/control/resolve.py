@@ -7,6 +7,8 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Final
 
+import msgspec
+
 from freight.config import Config
 from freight.core.model import EngineName, ModelEntry, ModelSpec
 from freight.engines.base import Address, read_key
@@ -82,14 +84,16 @@ async def resolve(typed: str, config: Config, ignore_record_model: bool, wait: C
     Raises UserError for what can never run.
     """
     name, entry = find_entry(typed, config)
-    engine_of(entry.engine)
+    entry = msgspec.structs.replace(entry, source=[os.path.expanduser(source) for source in entry.sources()])
+    check_entry(name, entry)
     if entry.engine is EngineName.ENDPOINT:
         return await _resolve_endpoint(typed, name, entry, ignore_record_model, wait)
-    sources = [str(Path(source).expanduser()) for source in entry.sources()]
+    sources = entry.sources()
     if entry.engine is EngineName.LLAMACPP:
-        identity = _llamacpp_identity(name, entry, sources)
+        path = Path(sources[0])
+        cache = str(entry.prompt_cache).lower()
+        identity = {"model file": f"{path.name} ({fingerprint(path)})", "prompt_cache": cache}
     else:
-        check_command(name, entry.command, sources[0] if sources else "")
         identity = {"command": " ".join([*entry.command, *entry.args]), "model source": " ".join(sources)}
     names = {typed, name, *entry.aliases, *(Path(source).stem for source in sources)}
     fits = None if ignore_record_model else frozenset(names)
@@ -97,17 +101,34 @@ async def resolve(typed: str, config: Config, ignore_record_model: bool, wait: C
     return ModelSpec(name, entry, typed, fits, name, frozenset(), identity)
 
 
-def _llamacpp_identity(name: str, entry: ModelEntry, sources: list[str]) -> dict[str, str]:
-    if len(sources) != 1:
-        raise UserError(f"model {name} has engine llamacpp and needs one source, a .gguf file")
-    for option, given in (("args", entry.args), ("executable", entry.executable), ("command", entry.command)):
-        if given:
-            raise UserError(f"model {name}: {option} has no effect on engine llamacpp in this version", "leave it out")
-    path = Path(sources[0])
-    if not path.is_file():
-        raise UserError(f"there is no model file {path}")
-    read_gguf(path)
-    return {"model file": f"{path.name} ({fingerprint(path)})", "prompt_cache": str(entry.prompt_cache).lower()}
+# Options of an entry that say nothing to some engines: refused there, never ignored.
+_NO_EFFECT: Final = {
+    EngineName.LLAMACPP: ("args", "executable", "command", "env", "api_key_file", "api_key_env"),
+    EngineName.ENDPOINT: ("args", "executable", "command", "env", "context", "gpus", "prompt_cache"),
+    EngineName.COMMAND: ("executable", "prompt_cache", "api_key_file", "api_key_env"),
+}
+
+
+def check_entry(name: str, entry: ModelEntry) -> None:
+    """Raise UserError for an entry that could never run, or has options without effect."""
+    engine_of(entry.engine)
+    for option in _NO_EFFECT[entry.engine]:
+        if getattr(entry, option):
+            raise UserError(f"model {name}: {option} has no effect on engine {entry.engine} in this version", "leave it out")
+    sources = entry.sources()
+    if entry.engine is EngineName.ENDPOINT:
+        if not sources:
+            raise UserError(f"model {name} has engine endpoint but no source", 'set source = "http://HOST:PORT"')
+        for source in sources:
+            base_url(source)
+    elif entry.engine is EngineName.COMMAND:
+        check_command(name, entry.command, sources[0] if sources else "")
+    else:
+        if len(sources) != 1:
+            raise UserError(f"model {name} has engine llamacpp and needs one source, a .gguf file")
+        if not Path(sources[0]).is_file():
+            raise UserError(f"there is no model file {sources[0]}")
+        read_gguf(Path(sources[0]))
 
 
 def fingerprint(path: Path) -> str:
@@ -128,8 +149,6 @@ async def _resolve_endpoint(
     typed: str, name: str, entry: ModelEntry, ignore_record_model: bool, wait: Callable[[str], Awaitable[None]]
 ) -> ModelSpec:
     sources = [base_url(source) for source in entry.sources()]
-    if not sources:
-        raise UserError(f"model {name} has engine endpoint but no source", 'set source = "http://HOST:PORT"')
     key = read_key(entry.api_key_file, entry.api_key_env)
     listed = await _listed(sources, key, wait)
     known = {typed, name, *entry.aliases}
