@@ -9,7 +9,7 @@ import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import msgspec
 import platformdirs
@@ -109,7 +109,7 @@ SETTINGS: Final = (
     Setting("limits.file_bytes", 1 << 50, parse_size, "bytes in one input file"),
     Setting("limits.active_jobs", 20, _count, "unfinished jobs of one user"),
     Setting("media.hosts", (), _texts, "hosts from which records may have media fetched over https"),
-    Setting("engines.start_stall", 300.0, parse_duration, "a loading model server without any sign of work is given up after this"),
+    Setting("engines.start_stall", 300.0, parse_duration, "a loading model server that shows no sign of work this long is given up"),
     Setting("engines.start_timeout", 7200.0, parse_duration, "a model server that is not ready after this is given up"),
     Setting("engines.stall", 300.0, parse_duration, "a model server that makes no token for this long is restarted"),
     Setting("engines.suspend_after", 900.0, parse_duration, "a job without any success for this long is suspended"),
@@ -229,9 +229,9 @@ def _flatten(content: dict[str, Any]) -> list[tuple[str, Any]]:
     found: list[tuple[str, Any]] = []
     for section, value in content.items():
         if isinstance(value, dict) and section not in _NAMED:
-            found += [(f"{section}.{key}", inner) for key, inner in value.items()]  # pyright: ignore[reportUnknownVariableType]
+            found += [(f"{section}.{key}", inner) for key, inner in cast(dict[str, Any], value).items()]
         else:
-            found.append((section, value))
+            found.append((section, cast(Any, value)))
     return found
 
 
@@ -265,7 +265,7 @@ def check_entry_name(name: str) -> None:
     """Raise UserError unless `name` can name a model."""
     if not _ENTRY_NAME.fullmatch(name):
         raise UserError(
-            f"{name!r} cannot name a model: letters, digits, '_', '.' and '-' only, 64 at most, not starting with a sign"
+            f"{name!r} cannot name a model: use letters, digits, '_', '.' and '-', 64 at most, the first no sign"
         )
 
 

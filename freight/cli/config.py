@@ -36,5 +36,7 @@ def _rows(found: Config) -> dict[str, Any]:
         ("pools", found.pools),
         ("paths", found.paths),
     )
-    named = {f"{table}.{name}": msgspec.to_builtins(entry) for table, entries in tables for name, entry in entries.items()}
+    named = {
+        f"{table}.{name}": msgspec.to_builtins(entry) for table, entries in tables for name, entry in entries.items()
+    }
     return {**found.values, **named}

@@ -1,7 +1,8 @@
 """`freight models`: the registry."""
 
-import os
 import sys
+from pathlib import Path
+from typing import Any, cast
 
 import click
 import msgspec
@@ -29,7 +30,9 @@ def list_(as_json: bool) -> None:
     """List the models that can be named."""
     config = settings()
     if as_json:
-        rows = [{"name": name, "origin": _origin(name, config), **_entry(entry)} for name, entry in config.models.items()]
+        rows = [
+            {"name": name, "origin": _origin(name, config), **_entry(entry)} for name, entry in config.models.items()
+        ]
         click.echo(msgspec.json.format(msgspec.json.encode(rows), indent=2))
         return
     table = Table(box=None, pad_edge=False)
@@ -59,7 +62,7 @@ def show(name: str, as_json: bool) -> None:
         return
     click.echo(f"name: {found}\norigin: {_origin(found, config)}")
     for key, value in _entry(entry).items():
-        click.echo(f"{key}: {' '.join(map(str, value)) if isinstance(value, list) else value}")
+        click.echo(f"{key}: {_words(value)}")
 
 
 @models.command(context_settings={"ignore_unknown_options": False})
@@ -76,7 +79,7 @@ def show(name: str, as_json: bool) -> None:
 @click.option("--api-key-env", metavar="VARIABLE", help="The variable that holds an endpoint's key.")
 @click.option("--api-key-file", metavar="FILE", help="The file that holds an endpoint's key.")
 @click.option("--force", is_flag=True, help="Replace a registered model of that name.")
-def add(name: str, arguments: tuple[str, ...], force: bool, **options: object) -> None:
+def add(name: str, arguments: tuple[str, ...], force: bool, **options: Any) -> None:
     """Register a model under NAME.
 
     What follows -- goes to the engine: extra arguments, or for engine "command" the whole command line, with
@@ -113,14 +116,14 @@ def remove(name: str) -> None:
     click.echo(f"removed {name}", err=True)
 
 
-def _from_options(arguments: tuple[str, ...], options: dict[str, object]) -> dict[str, object]:
+def _from_options(arguments: tuple[str, ...], options: dict[str, Any]) -> dict[str, Any]:
     given = {key: value for key, value in options.items() if value not in (None, False, ())}
-    sources = [_absolute(source) for source in given.pop("source", ())]  # type: ignore[union-attr]
+    sources = [_absolute(source) for source in given.pop("source", ())]
     engine = given.setdefault("engine", _guess(sources, arguments))
     if sources:
         given["source"] = sources[0] if len(sources) == 1 else sources
     if "aliases" in given:
-        given["aliases"] = list(given["aliases"])  # type: ignore[call-overload]
+        given["aliases"] = list(given["aliases"])
     if arguments:
         given["command" if engine == EngineName.COMMAND else "args"] = list(arguments)
     return given
@@ -128,7 +131,8 @@ def _from_options(arguments: tuple[str, ...], options: dict[str, object]) -> dic
 
 def _absolute(source: str) -> str:
     # A path must mean the same from every folder.
-    return os.path.abspath(os.path.expanduser(source)) if os.path.exists(os.path.expanduser(source)) else source
+    path = Path(source).expanduser()
+    return str(path.absolute()) if path.exists() else source
 
 
 def _guess(sources: list[str], arguments: tuple[str, ...]) -> str:
@@ -141,7 +145,7 @@ def _guess(sources: list[str], arguments: tuple[str, ...]) -> str:
     raise UserError("cannot tell the engine from the source", f"use --engine: {', '.join(EngineName)}")
 
 
-def _checked(name: str, values: dict[str, object]) -> ModelEntry:
+def _checked(name: str, values: dict[str, Any]) -> ModelEntry:
     """Return the entry; raise UserError for one that could never run."""
     from freight.control.resolve import check_entry
 
@@ -150,8 +154,12 @@ def _checked(name: str, values: dict[str, object]) -> ModelEntry:
     return entry
 
 
-def _entry(entry: ModelEntry) -> dict[str, object]:
+def _entry(entry: ModelEntry) -> dict[str, Any]:
     return msgspec.to_builtins(entry)
+
+
+def _words(value: Any) -> str:
+    return " ".join(str(part) for part in cast(list[Any], value)) if isinstance(value, list) else str(value)
 
 
 def _origin(name: str, config: Config) -> str:

@@ -7,7 +7,7 @@ import click
 from freight.config import parse_duration
 
 
-class Duration(click.ParamType):
+class Duration(click.ParamType[float]):
     """A duration such as 90s or 12h, in seconds."""
 
     name = "duration"
@@ -23,7 +23,7 @@ class Duration(click.ParamType):
         return seconds
 
 
-class Concurrency(click.ParamType):
+class Concurrency(click.ParamType[int]):
     """A number of requests in flight, or "auto", which is 0."""
 
     name = "N|auto"

@@ -101,7 +101,9 @@ def summary(outcome: Outcome, output: str, took_s: float) -> list[str]:
         return lines
     lines = [_headline(outcome, output, took_s)]
     if totals.input_tokens or totals.output_tokens:
-        cached = f", {100 * totals.cached_tokens / totals.input_tokens:.0f}% of them cached" if totals.cached_tokens else ""
+        cached = (
+            f", {100 * totals.cached_tokens / totals.input_tokens:.0f}% of them cached" if totals.cached_tokens else ""
+        )
         lines.append(f"tokens: {totals.input_tokens} in{cached}, {totals.output_tokens} out")
     if totals.cut:
         lines.append(f"{totals.cut} cut off by max_tokens")

@@ -158,7 +158,7 @@ class Apply:
         await self.happened(job, event, reason)
 
     async def _write_output(self, job: JobRun, code: str, reason: str) -> bool:
-        """Put the results file in its place; return False when there is no room, with the job suspended until there is."""
+        """Put the results file in its place; return False, and suspend the job, when there is no room."""
         try:
             await self._write(self._put_output, job, code, reason)
         except StorageFull as error:

@@ -15,10 +15,10 @@ from pathlib import Path
 import apsw
 
 from freight.config import load_config
+from freight.core.device import Holder
 from freight.errors import FreightError
 from freight.launchers.local import local_devices
 from freight.launchers.locks import lock_device, lock_folder
-from freight.core.device import Holder
 from freight.store.filesystem import filesystem_type, is_network
 from freight.store.registry import built_in_models, read_registry
 
@@ -65,7 +65,9 @@ def _configuration(config: Path | None, data: Path) -> Finding:
 
 def _engine() -> Finding:
     if find_spec("xllamacpp") is None:
-        return Finding("llama.cpp", "not installed", False, "pip install xllamacpp; or use only URLs and commands as models")
+        return Finding(
+            "llama.cpp", "not installed", False, "pip install xllamacpp; or use only URLs and commands as models"
+        )
     return Finding("llama.cpp", f"xllamacpp {importlib.metadata.version('xllamacpp')}")
 
 
@@ -88,7 +90,9 @@ def _folder(data: Path) -> Finding:
     free_gb = shutil.disk_usage(existing).free / 1e9
     kind = f"{filesystem_type(existing)}{', a network file system' if is_network(existing) else ''}"
     good = os.access(existing, os.W_OK)
-    return Finding("data folder", f"{data} ({kind}, {free_gb:.0f} GB free)", good, "it cannot be written to; set FREIGHT_DATA")
+    return Finding(
+        "data folder", f"{data} ({kind}, {free_gb:.0f} GB free)", good, "it cannot be written to; set FREIGHT_DATA"
+    )
 
 
 def _sockets() -> Finding:
@@ -96,5 +100,7 @@ def _sockets() -> Finding:
         try:
             probe.bind(f"{folder}/probe.sock")
         except OSError as error:
-            return Finding("Unix sockets", f"{folder}: {error.strerror}", False, "set TMPDIR to a local folder with a short path")
+            return Finding(
+                "Unix sockets", f"{folder}: {error.strerror}", False, "set TMPDIR to a local folder with a short path"
+            )
     return Finding("Unix sockets", f"work in {tempfile.gettempdir()}")

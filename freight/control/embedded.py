@@ -2,7 +2,6 @@
 
 import asyncio
 import os
-import sys
 import time
 import uuid
 from concurrent.futures import ThreadPoolExecutor
@@ -13,7 +12,7 @@ from typing import Any, Final, Protocol
 
 from freight.config import Config
 from freight.control.dispatcher import Dispatcher
-from freight.control.inputs import InputFile, Sample, inspect, is_stream
+from freight.control.inputs import InputFile, Sample, inspect, open_input
 from freight.control.intake import Index, Limits, Problem, scan, sha256_of
 from freight.control.jobrun import EngineLimits, JobOptions, JobRun, Progress
 from freight.control.output import put_in_place, rows, write_aside
@@ -129,7 +128,7 @@ class EmbeddedRun:
         return await asyncio.get_running_loop().run_in_executor(self._reader, call, *args)
 
     async def _prepare(self, stack: ExitStack) -> Outcome:
-        file = await self._in_thread(self._open_input)
+        file = await self._in_thread(open_input, self._request.file, self._state.keep_stream)
         stack.callback(file.close)
         sample = await self._in_thread(inspect, file, self._config["limits.record_bytes"])
         self._say_budgets(sample)
@@ -146,15 +145,6 @@ class EmbeddedRun:
             return previous
         return await self._run_job(stack, file, model, launcher, previous)
 
-    def _open_input(self) -> InputFile:
-        shown = self._request.file
-        if shown == "-":
-            return InputFile(self._state.keep_stream(sys.stdin.buffer), "standard input")
-        if is_stream(Path(shown)):
-            with open(shown, "rb") as source:
-                return InputFile(self._state.keep_stream(source), shown)
-        return InputFile(Path(shown), shown)
-
     def _say_budgets(self, sample: Sample) -> None:
         if sample.small_budgets:
             self._console.note(
@@ -170,12 +160,12 @@ class EmbeddedRun:
         """Raise UserError for what this machine cannot give the model."""
         if model.entry.gpus:
             raise UserError(
-                f"model {model.name} asks for {model.entry.gpus} GPUs per worker; this machine's pool has CPU devices only",
+                f"model {model.name} asks for {model.entry.gpus} GPUs per worker; this machine has CPU devices only",
                 "set gpus = 0 in its entry to run it on the CPU",
             )
 
     async def _previous(self, file: InputFile, model: ModelSpec) -> "Outcome | _Start":
-        """Return what the state folder and the output leave to do, or the outcome where that is nothing."""
+        """Return what the state folder and the output leave to do, or the outcome when there is nothing left."""
         request, row = self._request, self._state.job()
         ours = row is not None and (mark := written(row)) is not None and mark.matches(self._output)
         may_replace = request.force or ours
@@ -198,7 +188,11 @@ class EmbeddedRun:
         """Return the job to go on with, None to begin anew, or the outcome of one that is done."""
         sha256 = await self._in_thread(sha256_of, file, lambda: self._interrupted)
         spec = job_spec(sha256, model, self._request)
-        differences = [f"{key}: {row.spec.get(key)!r} before, {value!r} now" for key, value in spec.items() if row.spec.get(key) != value]
+        differences = [
+            f"{key}: {row.spec.get(key)!r} before, {value!r} now"
+            for key, value in spec.items()
+            if row.spec.get(key) != value
+        ]
         if differences and self._has_answers(row):
             raise UserError(
                 f"{self._state.shown} belongs to another run; what differs:\n  " + "\n  ".join(differences),
@@ -234,13 +228,23 @@ class EmbeddedRun:
         if ours:
             return outcome
         if self._output.exists():
-            return Outcome(row.state, "", row.records, totals, (), True, f"{self._request.output} was changed since Freight wrote it")
+            return Outcome(
+                row.state,
+                "",
+                row.records,
+                totals,
+                (),
+                True,
+                f"{self._request.output} was changed since Freight wrote it",
+            )
         if not self._state.has_results(row.id):
             self._console.note(f"{self._request.output} is gone; running the file again")
             self._state.forget(row)
             return None
         self._write_again(row, row.records)
-        return Outcome(row.state, "", row.records, totals, (), True, f"{self._request.output} was gone and is written again")
+        return Outcome(
+            row.state, "", row.records, totals, (), True, f"{self._request.output} was gone and is written again"
+        )
 
     def _write_again(self, row: JobRow, records: int) -> None:
         results = self._state.open_results(row.id)
@@ -327,7 +331,10 @@ def _nothing_missing(index: int) -> tuple[bytes | None, str, str]:
 
 def _limits(config: Config) -> EngineLimits:
     return EngineLimits(
-        config["engines.start_stall"], config["engines.start_timeout"], config["engines.stall"], config["engines.suspend_after"]
+        config["engines.start_stall"],
+        config["engines.start_timeout"],
+        config["engines.stall"],
+        config["engines.suspend_after"],
     )
 
 

@@ -3,6 +3,7 @@
 import os
 import shutil
 import stat
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from io import FileIO
@@ -150,13 +151,25 @@ def _open(path: Path, shown: str) -> int:
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:
-        raise UserError(f"there is no input file {shown}", "check the path; it is relative to the current folder") from None
+        raise UserError(
+            f"there is no input file {shown}", "check the path; it is relative to the current folder"
+        ) from None
     except OSError as error:
         raise UserError(f"cannot read input file {shown}: {error.strerror}") from error
     if stat.S_ISDIR(os.fstat(fd).st_mode):
         os.close(fd)
         raise UserError(f"{shown} is a folder; name one JSON Lines file")
     return fd
+
+
+def open_input(shown: str, keep: Callable[[BinaryIO], Path]) -> InputFile:
+    """Open the input that the user named; "-" is standard input. `keep` stores a stream's bytes and returns where."""
+    if shown == "-":
+        return InputFile(keep(sys.stdin.buffer), "standard input")
+    if is_stream(Path(shown)):
+        with Path(shown).open("rb") as stream:
+            return InputFile(keep(stream), shown)
+    return InputFile(Path(shown), shown)
 
 
 def is_stream(path: Path) -> bool:
@@ -172,7 +185,7 @@ def keep_stream(source: BinaryIO, kept: Path) -> None:
     """Copy a stream to a file of mode 0600, whole or not at all, so that a resumed run can read it again."""
     aside = kept.with_suffix(".partial")
     fd = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-    with open(fd, "wb") as file:
+    with os.fdopen(fd, "wb") as file:
         shutil.copyfileobj(source, file, CHUNK_BYTES)
         file.flush()
         os.fsync(file.fileno())

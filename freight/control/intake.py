@@ -9,9 +9,9 @@ from typing import Final
 import numpy
 from numpy.typing import NDArray
 
+from freight.control.inputs import InputFile, PhysicalLine, physical_lines, reason
 from freight.core.answer import Line, error_line
 from freight.core.record import Endpoint, Rejection, Rules, check_line, custom_id_of
-from freight.control.inputs import InputFile, PhysicalLine, physical_lines, reason
 from freight.errors import Interrupted, UserError
 
 KEY_BYTES: Final = 16

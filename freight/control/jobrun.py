@@ -26,7 +26,10 @@ _FULL_PAUSE_S: Final = (2.0, 30.0)
 
 @dataclass(frozen=True, slots=True)
 class JobOptions:
-    """How a job is to be run. Times in seconds, 0 for none; `concurrency` 0 for automatic; `workers` 0 for all that fit."""
+    """How a job is to be run. Times in seconds, 0 for none.
+
+    `concurrency` is 0 for automatic, `workers` 0 for all that fit.
+    """
 
     workers: int = 0
     timeout_s: float = 0.0

@@ -31,8 +31,13 @@ class Written(msgspec.Struct, frozen=True):
             return False
 
 
-def rows(results: Results, records: int, missing: Callable[[int], tuple[bytes | None, str, str]]) -> Iterator[tuple[int, bytes]]:
-    """Yield (index, rest of the line) for every record; `missing` gives custom_id, code and message where there is no result."""
+def rows(
+    results: Results, records: int, missing: Callable[[int], tuple[bytes | None, str, str]]
+) -> Iterator[tuple[int, bytes]]:
+    """Yield (index, rest of the line) for every record.
+
+    `missing` gives the custom_id's token, a code and a message for a record without a result.
+    """
     expected = 0
     for page in results.pages():
         for index, tail in page:
@@ -47,11 +52,12 @@ def rows(results: Results, records: int, missing: Callable[[int], tuple[bytes | 
 def write_aside(path: Path, job: str, lines: Iterator[tuple[int, bytes]], records: int) -> Written:
     """Write the results file to `path`, on disk when this returns; raise StorageFull when there is no room."""
     digest = hashlib.sha256()
-    prefix = b'{"id":"' + job.encode() + b"-%d\","
-    count = 0
+    prefix = b'{"id":"' + job.encode() + b'-%d",'
+    count = 0  # Of lines written.
     try:
         with path.open("wb", buffering=_BUFFER) as file:
-            for count, (index, tail) in enumerate(lines, start=1):
+            for index, tail in lines:
+                count += 1
                 line = prefix % index + tail + b"\n"
                 digest.update(line)
                 file.write(line)
@@ -82,7 +88,8 @@ def put_in_place(aside: Path, output: Path, replace: bool) -> None:
         ) from None
     except OSError as error:
         raise OperationError(
-            f"cannot write {output}: {error.strerror}; all answers are kept", "run the same command again once it can be"
+            f"cannot write {output}: {error.strerror}; all answers are kept",
+            "run the same command again once it can be",
         ) from error
 
 

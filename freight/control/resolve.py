@@ -77,14 +77,16 @@ def _what_there_is(config: Config) -> str:
     return f"models: {names}; or a .gguf file, or the URL of a server (freight models add registers one)"
 
 
-async def resolve(typed: str, config: Config, ignore_record_model: bool, wait: Callable[[str], Awaitable[None]]) -> ModelSpec:
+async def resolve(
+    typed: str, config: Config, ignore_record_model: bool, wait: Callable[[str], Awaitable[None]]
+) -> ModelSpec:
     """Return the model that `typed` stands for, ready to run.
 
     An endpoint that does not answer is waited for: `wait` is awaited with the reason between tries.
     Raises UserError for what can never run.
     """
     name, entry = find_entry(typed, config)
-    entry = msgspec.structs.replace(entry, source=[os.path.expanduser(source) for source in entry.sources()])
+    entry = msgspec.structs.replace(entry, source=_expanded(entry))
     check_entry(name, entry)
     if entry.engine is EngineName.ENDPOINT:
         return await _resolve_endpoint(typed, name, entry, ignore_record_model, wait)
@@ -114,7 +116,9 @@ def check_entry(name: str, entry: ModelEntry) -> None:
     engine_of(entry.engine)
     for option in _NO_EFFECT[entry.engine]:
         if getattr(entry, option):
-            raise UserError(f"model {name}: {option} has no effect on engine {entry.engine} in this version", "leave it out")
+            raise UserError(
+                f"model {name}: {option} has no effect on engine {entry.engine} in this version", "leave it out"
+            )
     sources = entry.sources()
     if entry.engine is EngineName.ENDPOINT:
         if not sources:
@@ -129,6 +133,10 @@ def check_entry(name: str, entry: ModelEntry) -> None:
         if not Path(sources[0]).is_file():
             raise UserError(f"there is no model file {sources[0]}")
         read_gguf(Path(sources[0]))
+
+
+def _expanded(entry: ModelEntry) -> list[str]:
+    return [str(Path(source).expanduser()) if source.startswith("~") else source for source in entry.sources()]
 
 
 def fingerprint(path: Path) -> str:

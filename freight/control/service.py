@@ -5,9 +5,9 @@ import shutil
 import socket
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
@@ -64,10 +64,8 @@ class ControlPlane:
                     beaten_at = now
                 await self._step(now)
                 show(job.progress(now))
-                try:
+                with suppress(TimeoutError):
                     await asyncio.wait_for(self._changed.wait(), _TICK_S)
-                except TimeoutError:
-                    pass
                 self._changed.clear()
         finally:
             await self._apply.end_workers(job)
@@ -157,7 +155,9 @@ def _runtime_folder() -> Path:
         if len(str(folder).encode()) <= _MOST_SOCKET_PATH:
             return folder
         folder.rmdir()
-    raise OperationError("the folder for temporary files has too long a path for sockets", "set TMPDIR to a shorter one")
+    raise OperationError(
+        "the folder for temporary files has too long a path for sockets", "set TMPDIR to a shorter one"
+    )
 
 
 class _Server:
@@ -166,7 +166,13 @@ class _Server:
     def __init__(self, path: Path, app: ExchangeApp) -> None:
         self._path = path
         config = uvicorn.Config(
-            app, http="httptools", ws="none", lifespan="off", access_log=False, log_config=None, timeout_graceful_shutdown=1
+            app,
+            http="httptools",
+            ws="none",
+            lifespan="off",
+            access_log=False,
+            log_config=None,
+            timeout_graceful_shutdown=1,
         )
         self._server = _QuietServer(config)
         self._task: asyncio.Task[None] | None = None
@@ -185,6 +191,6 @@ class _Server:
 
 class _QuietServer(uvicorn.Server):
     @contextmanager
-    def capture_signals(self) -> Iterator[None]:
+    def capture_signals(self) -> Generator[None]:
         """Leave signals to the command."""
         yield

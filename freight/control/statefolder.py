@@ -1,6 +1,5 @@
 """The folder beside the output in which an embedded run keeps its state."""
 
-import os
 import shutil
 import time
 from collections.abc import Callable
@@ -49,10 +48,12 @@ class StateFolder:
 
     def _check_own(self) -> None:
         if self.path.is_dir():
-            names = os.listdir(self.path)
+            names = [entry.name for entry in self.path.iterdir()]
             if not names or any(name in names for name in _OWN_FILES):
                 return
-        raise UserError(f"{self.shown} exists and is not a Freight state folder", "move it away, or choose another output")
+        raise UserError(
+            f"{self.shown} exists and is not a Freight state folder", "move it away, or choose another output"
+        )
 
     @property
     def lock(self) -> FolderLock:

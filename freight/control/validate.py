@@ -1,13 +1,13 @@
 """Every problem of an input file, found without running anything."""
 
-import sys
 import tempfile
 from pathlib import Path
+from typing import BinaryIO
 
 import msgspec
 
 from freight.config import Config
-from freight.control.inputs import InputFile, inspect, is_stream, keep_stream
+from freight.control.inputs import InputFile, inspect, keep_stream, open_input
 from freight.control.intake import Limits, Problem, scan
 from freight.core.jsonbytes import text_of, without_lone_surrogates
 from freight.core.record import Rules
@@ -35,23 +35,17 @@ class Validation(msgspec.Struct, frozen=True):
 def report(file: str, config: Config) -> Validation:
     """Return every problem of a file, by line; raise UserError for one that cannot be read at all."""
     with tempfile.TemporaryDirectory(prefix="freight-") as folder:
-        source = _open(file, Path(folder))
+        kept = Path(folder) / "input.jsonl"
+
+        def keep(stream: BinaryIO) -> Path:
+            keep_stream(stream, kept)
+            return kept
+
+        source = open_input(file, keep)
         try:
             return _report(source, config)
         finally:
             source.close()
-
-
-def _open(file: str, folder: Path) -> InputFile:
-    kept = folder / "input.jsonl"
-    if file == "-":
-        keep_stream(sys.stdin.buffer, kept)
-        return InputFile(kept, "standard input")
-    if is_stream(Path(file)):
-        with open(file, "rb") as stream:
-            keep_stream(stream, kept)
-        return InputFile(kept, file)
-    return InputFile(Path(file), file)
 
 
 def _report(source: InputFile, config: Config) -> Validation:

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from enum import Enum, auto
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import msgspec
 
@@ -67,6 +67,11 @@ class _Body(msgspec.Struct):
     status: Any = None
     incomplete_details: Any = None
 
+    def chosen(self) -> list[Any]:
+        """Return the choices, none where they are no list."""
+        choices: Any = self.choices
+        return cast(list[Any], choices) if isinstance(choices, list) else []
+
 
 def read_answer(body: bytes, endpoint: Endpoint) -> Answer:
     """Return the answer that a 200's `body` is; raise BadAnswer when it is none."""
@@ -79,10 +84,10 @@ def read_answer(body: bytes, endpoint: Endpoint) -> Answer:
     decoded = _decode(line)
     if decoded.error is not None:
         raise BadAnswer(f"the engine answered 200 with an error: {_error_text(decoded.error)}")
-    if endpoint in (Endpoint.CHAT, Endpoint.COMPLETIONS) and not (isinstance(decoded.choices, list) and decoded.choices):
+    if endpoint in (Endpoint.CHAT, Endpoint.COMPLETIONS) and not decoded.chosen():
         raise BadAnswer("the engine answered 200 without choices")
-    usage: dict[str, Any] = decoded.usage if isinstance(decoded.usage, dict) else {}
-    details = usage.get("prompt_tokens_details") or usage.get("input_tokens_details")
+    usage = _object(decoded.usage)
+    details = _object(usage.get("prompt_tokens_details") or usage.get("input_tokens_details"))
     return Answer(
         body=line,
         input_tokens=_count(usage, "prompt_tokens") or _count(usage, "input_tokens"),
@@ -102,24 +107,25 @@ def _decode(line: bytes) -> _Body:
         return msgspec.json.decode(jsonbytes.without_lone_surrogates(line), type=_Body)
 
 
-def _count(source: Any, key: str) -> int:
-    value: Any = source.get(key) if isinstance(source, dict) else None  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
+def _object(value: Any) -> dict[str, Any]:
+    return cast(dict[str, Any], value) if isinstance(value, dict) else {}
+
+
+def _count(source: dict[str, Any], key: str) -> int:
+    value = source.get(key)
     return value if isinstance(value, int) and 0 <= value < 1 << 62 else 0
 
 
 def _is_cut(body: _Body) -> bool:
-    choices: list[Any] = body.choices if isinstance(body.choices, list) else []
-    if any(isinstance(c, dict) and c.get("finish_reason") == "length" for c in choices):  # pyright: ignore[reportUnknownMemberType]
+    if any(_object(choice).get("finish_reason") == "length" for choice in body.chosen()):
         return True
-    details: Any = body.incomplete_details
-    return body.status == "incomplete" and isinstance(details, dict) and details.get("reason") == "max_output_tokens"  # pyright: ignore[reportUnknownMemberType]
+    return body.status == "incomplete" and _object(body.incomplete_details).get("reason") == "max_output_tokens"
 
 
 def _error_text(error: Any) -> str:
-    if isinstance(error, dict):
-        message: Any = error.get("message")  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
-        if isinstance(message, str):
-            return message
+    message = _object(error).get("message")
+    if isinstance(message, str):
+        return message
     return error if isinstance(error, str) else msgspec.json.encode(error).decode()
 
 

@@ -21,7 +21,9 @@ FIELDS: Final = frozenset(
     }
 )  # fmt: skip
 # Members of a media object that hold the media itself or its address.
-_CARRIERS: Final = frozenset({"url", "uri", "path", "data", "file_data", "file_url", "image_url", "audio_url", "video_url"})
+_CARRIERS: Final = frozenset(
+    {"url", "uri", "path", "data", "file_data", "file_url", "image_url", "audio_url", "video_url"}
+)
 # Members that engines read as base64 and never as an address.
 _INLINE: Final = frozenset({"data", "file_data"})
 # Parts of a body that describe or label and from which no engine fetches anything.

@@ -61,6 +61,14 @@ class ModelSpec(msgspec.Struct, frozen=True):
     keep: frozenset[str]
     identity: dict[str, str]
 
+    def served_as(self, listed: frozenset[str] | None) -> "ModelSpec":
+        """Return this for a started server that lists these ids (None: it lists none): bodies must name one of them."""
+        fits = self.fits or frozenset[str]()
+        if not listed:
+            return msgspec.structs.replace(self, keep=fits)
+        fill = self.fill if self.fill in listed else min(listed)
+        return msgspec.structs.replace(self, fill=fill, keep=fits & listed)
+
     def model_name(self) -> ModelName:
         """Return what goes into a body's `model`."""
         return ModelName(self.fill, self.keep)

@@ -96,9 +96,7 @@ def read_key(file: str | None, variable: str | None, environment: Mapping[str, s
     if variable:
         key = environment.get(variable)
         if not key:
-            raise UserError(
-                f"the API key variable {variable} is not set", f"export {variable}=…, or use api_key_file"
-            )
+            raise UserError(f"the API key variable {variable} is not set", f"export {variable}=…, or use api_key_file")
         return key
     return None
 

@@ -141,7 +141,11 @@ def _why(error: Exception) -> str:
         return "no answer in time"
     if isinstance(error, aiohttp.ClientPayloadError):
         return "the answer broke off"
-    return "the connection was closed" if isinstance(error, aiohttp.ServerDisconnectedError) else str(error) or type(error).__name__
+    return (
+        "the connection was closed"
+        if isinstance(error, aiohttp.ServerDisconnectedError)
+        else str(error) or type(error).__name__
+    )
 
 
 def retry_after_s(header: str | None, now: float) -> float | None:

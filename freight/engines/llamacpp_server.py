@@ -3,18 +3,21 @@
 import signal
 import sys
 from pathlib import Path
+from typing import Any
 
 import msgspec
-import xllamacpp  # pyright: ignore[reportMissingTypeStubs]
+import xllamacpp as _untyped  # pyright: ignore[reportMissingTypeStubs]
 
 from freight.engines.gguf import read_gguf
 from freight.engines.llamacpp import DEFAULT_CONTEXT, LlamaCppConfig
 
+# A compiled module without type hints.
+xllamacpp: Any = _untyped
 # An embedding's prompt must fit into one physical batch.
 _EMBEDDING_BATCH = 2048
 
 
-def parameters(config: LlamaCppConfig) -> xllamacpp.CommonParams:
+def parameters(config: LlamaCppConfig) -> Any:
     """Return llama.cpp's parameters for `config`."""
     facts = read_gguf(Path(config.model))
     context = min(config.context or DEFAULT_CONTEXT, facts.context or sys.maxsize)

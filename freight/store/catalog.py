@@ -3,16 +3,17 @@
 from pathlib import Path
 from typing import Any, Final
 
-import apsw
 import msgspec
 
 from freight.core.job import Event, State, advance
-from freight.store.database import open_database, transaction
+from freight.store.database import Database, open_database, transaction
 from freight.store.folder import Locking
 
 _ADD: Final = "INSERT INTO job (id, state, created_at, spec) VALUES (?, ?, ?, ?)"
 _GET: Final = "SELECT id, state, reason, epoch, retried, created_at, spec, records, outcome FROM job WHERE id = ?"
-_ALL: Final = "SELECT id, state, reason, epoch, retried, created_at, spec, records, outcome FROM job ORDER BY created_at, id"
+_ALL: Final = (
+    "SELECT id, state, reason, epoch, retried, created_at, spec, records, outcome FROM job ORDER BY created_at, id"
+)
 _MOVE: Final = "UPDATE job SET state = ?, reason = ?, epoch = ?, retried = ? WHERE id = ?"
 _RECORDS: Final = "UPDATE job SET records = ? WHERE id = ?"
 _OUTCOME: Final = "UPDATE job SET outcome = ? WHERE id = ?"
@@ -71,7 +72,7 @@ class Catalog:
     """What the control plane knows of its jobs. Not for several threads at once."""
 
     def __init__(self, path: Path, locking: Locking) -> None:
-        self._connection: apsw.Connection = open_database(path, "catalog_migrations", locking)
+        self._connection: Database = open_database(path, "catalog_migrations", locking)
 
     def close(self) -> None:
         """Close the database; what was committed is on disk."""

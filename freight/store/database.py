@@ -1,15 +1,36 @@
 """Opening a database: durability, locking and migrations, the same for every file."""
 
 import errno
-from collections.abc import Iterator
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib.resources import files
 from pathlib import Path
+from typing import Any, Protocol, cast
 
 import apsw
 
 from freight.errors import OperationError
 from freight.store.folder import Locking
+
+
+class Rows(Protocol):
+    """What a statement returns."""
+
+    def __iter__(self) -> Iterator[tuple[Any, ...]]: ...
+    def fetchone(self) -> tuple[Any, ...] | None: ...
+
+
+class Database(Protocol):
+    """The part of an apsw connection that Freight uses; apsw's own hints are incomplete."""
+
+    in_transaction: bool
+    system_errno: int
+
+    def execute(self, statements: str, bindings: Sequence[object] = ..., /) -> Rows: ...
+    def executemany(self, statements: str, bindings: Iterable[Sequence[object]], /) -> Rows: ...
+    def pragma(self, name: str, value: object = ..., /) -> Any: ...
+    def total_changes(self) -> int: ...
+    def close(self) -> None: ...
 
 
 class StorageFull(OperationError):
@@ -24,7 +45,7 @@ def is_full(error: OSError) -> bool:
     return error.errno in _FULL_ERRNOS
 
 
-def open_database(path: Path, migrations: str, locking: Locking) -> apsw.Connection:
+def open_database(path: Path, migrations: str, locking: Locking) -> Database:
     """Return a connection that alone has the database at `path`, made or migrated as needed.
 
     `migrations` is the folder of numbered SQL files in this package. What a transaction wrote is on
@@ -32,7 +53,8 @@ def open_database(path: Path, migrations: str, locking: Locking) -> apsw.Connect
     """
     with _clear_errors(path):
         vfs = "unix-none" if locking is Locking.OWNER_FILE else None
-        connection = apsw.Connection(str(path), vfs=vfs)
+        path.touch(0o600)
+        connection = cast(Database, apsw.Connection(str(path), vfs=vfs))
         # Exclusive: no shared-memory file, which network file systems and some containers lack.
         connection.pragma("locking_mode", "EXCLUSIVE")
         connection.pragma("journal_mode", "WAL" if locking is Locking.LOCAL else "TRUNCATE")
@@ -42,7 +64,7 @@ def open_database(path: Path, migrations: str, locking: Locking) -> apsw.Connect
         return connection
 
 
-def _migrate(connection: apsw.Connection, path: Path, migrations: str) -> None:
+def _migrate(connection: Database, path: Path, migrations: str) -> None:
     steps = sorted(
         (entry for entry in files("freight.store").joinpath(migrations).iterdir() if entry.name.endswith(".sql")),
         key=lambda entry: entry.name,
@@ -60,7 +82,7 @@ def _migrate(connection: apsw.Connection, path: Path, migrations: str) -> None:
 
 
 @contextmanager
-def transaction(connection: apsw.Connection) -> Iterator[None]:
+def transaction(connection: Database) -> Generator[None]:
     """Run the block in one immediate transaction: all of it is on disk at the end, or none.
 
     Raises StorageFull when there is no room.
@@ -85,7 +107,7 @@ def _storage_error(error: apsw.Error, system_errno: int) -> OperationError:
 
 
 @contextmanager
-def _clear_errors(path: Path) -> Iterator[None]:
+def _clear_errors(path: Path) -> Generator[None]:
     try:
         yield
     except (apsw.NotADBError, apsw.CorruptError) as error:

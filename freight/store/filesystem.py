@@ -15,7 +15,7 @@ _NETWORK: Final = frozenset(
 
 def filesystem_type(folder: Path) -> str:
     """Return the type of the file system that holds `folder`, as the kernel names it; "" when unknown."""
-    device = os.stat(folder).st_dev
+    device = folder.stat().st_dev
     wanted = f"{os.major(device)}:{os.minor(device)}"
     resolved = os.path.realpath(folder)
     best, kind = "", ""

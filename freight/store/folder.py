@@ -123,4 +123,6 @@ def _lives(owner: Owner, read: Callable[[], Owner | None], wait: Callable[[float
 
 def _taken(what: str, owner: Owner | None) -> OperationError:
     by = f"process {owner.process.pid} on {owner.process.host}" if owner else "another process"
-    return OperationError(f"{what} is in use by {by}", "wait for it to end, or stop it; then run the same command again")
+    return OperationError(
+        f"{what} is in use by {by}", "wait for it to end, or stop it; then run the same command again"
+    )

@@ -2,7 +2,7 @@
 
 import fcntl
 import os
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
@@ -27,17 +27,21 @@ def read_registry(folder: Path) -> dict[str, ModelEntry]:
     except OSError as error:
         raise OperationError(f"cannot read the model registry {path}: {error.strerror}") from error
     except msgspec.DecodeError as error:
-        raise OperationError(f"the model registry {path} is damaged: {error}", "move it away and add the models again") from error
+        raise OperationError(
+            f"the model registry {path} is damaged: {error}", "move it away and add the models again"
+        ) from error
 
 
 @contextmanager
-def changing_registry(folder: Path) -> Iterator[dict[str, ModelEntry]]:
+def changing_registry(folder: Path) -> Generator[dict[str, ModelEntry]]:
     """Yield the registered models; what the block changes is on disk at its end. One process at a time."""
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         lock = os.open(folder / f"{FILE}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError as error:
-        raise OperationError(f"cannot write to the data folder {folder}: {error.strerror}", "set FREIGHT_DATA to another") from error
+        raise OperationError(
+            f"cannot write to the data folder {folder}: {error.strerror}", "set FREIGHT_DATA to another"
+        ) from error
     try:
         fcntl.flock(lock, fcntl.LOCK_EX)
         models = read_registry(folder)

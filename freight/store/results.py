@@ -3,16 +3,15 @@
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
-import apsw
 import numpy
 from numpy.typing import NDArray
 
 from freight.core.answer import Line
 from freight.core.job import Totals
 from freight.core.record import INTAKE_CODES
-from freight.store.database import open_database, transaction
+from freight.store.database import Database, open_database, transaction
 from freight.store.folder import Locking
 
 # A result replaces nothing but an error of an earlier epoch: the first answer stays.
@@ -37,7 +36,9 @@ GROUP BY code, status ORDER BY n DESC, code, status
 """
 _MESSAGE: Final = "SELECT message FROM result WHERE idx = ?"
 _SETTLED: Final = "SELECT idx FROM result WHERE code IS NULL OR epoch >= ? OR code IN (SELECT value FROM json_each(?))"
-_ANSWERED: Final = "SELECT EXISTS (SELECT 1 FROM result WHERE code IS NULL OR code NOT IN (SELECT value FROM json_each(?)))"
+_ANSWERED: Final = (
+    "SELECT EXISTS (SELECT 1 FROM result WHERE code IS NULL OR code NOT IN (SELECT value FROM json_each(?)))"
+)
 _SUSPECTS: Final = "SELECT idx, deaths FROM suspect ORDER BY idx"
 _ACCUSE: Final = """
 INSERT INTO suspect (idx, deaths) VALUES (?, 1)
@@ -64,7 +65,7 @@ class Results:
     """The results of one job. Not for several threads at once."""
 
     def __init__(self, path: Path, locking: Locking) -> None:
-        self._connection: apsw.Connection = open_database(path, "results_migrations", locking)
+        self._connection: Database = open_database(path, "results_migrations", locking)
         self._has_suspects = bool(self.suspects())
 
     def close(self) -> None:
@@ -75,16 +76,18 @@ class Results:
         """Commit the lines and return what that changed in the totals: late and double ones change nothing."""
         changed = Totals()
         with transaction(self._connection):
-            cursor = self._connection.cursor()
             for line in lines:
-                changed = changed.plus(self._put_one(cursor, line, epoch))
+                changed = changed.plus(self._put_one(line, epoch))
         return changed
 
-    def _put_one(self, cursor: apsw.Cursor, line: Line, epoch: int) -> Totals:
+    def _put_one(self, line: Line, epoch: int) -> Totals:
         before = self._connection.total_changes()
         # In the first epoch there is nothing that a result could replace.
-        replaced = epoch > 0 and cursor.execute("SELECT 1 FROM result WHERE idx = ?", (line.index,)).fetchone() is not None
-        cursor.execute(
+        replaced = (
+            epoch > 0
+            and self._connection.execute("SELECT 1 FROM result WHERE idx = ?", (line.index,)).fetchone() is not None
+        )
+        self._connection.execute(
             _PUT,
             (
                 line.index, epoch, line.code, line.status, line.message, line.input_tokens,
@@ -94,7 +97,7 @@ class Results:
         if self._connection.total_changes() == before:
             return Totals()
         if self._has_suspects:
-            cursor.execute(_CLEAR, (line.index,))
+            self._connection.execute(_CLEAR, (line.index,))
         totals = line.totals()
         # What was replaced was a failed record: it is done already, and no longer failed.
         return totals.plus(Totals(done=-1, failed=-1)) if replaced else totals
@@ -124,14 +127,16 @@ class Results:
     def failures(self) -> list[Failure]:
         """Return the failures by kind, the commonest first."""
         found = list(self._connection.execute(_FAILURES))
-        return [
-            Failure(code, status, count, str(self._connection.execute(_MESSAGE, (example,)).fetchone()[0]))  # pyright: ignore[reportOptionalSubscript]
-            for code, status, count, example in found
-        ]
+        return [Failure(code, status, count, self._one(_MESSAGE, example)) for code, status, count, example in found]
 
     def has_answers(self) -> bool:
         """Return whether any record went to an engine and came back."""
-        return bool(self._connection.execute(_ANSWERED, (_INTAKE_JSON,)).fetchone()[0])  # pyright: ignore[reportOptionalSubscript]
+        return bool(self._one(_ANSWERED, _INTAKE_JSON))
+
+    def _one(self, statement: str, *bindings: object) -> Any:
+        row = self._connection.execute(statement, bindings).fetchone()
+        assert row is not None
+        return row[0]
 
     def settled(self, records: int, retried: int) -> NDArray[numpy.bool_]:
         """Return, for each of `records` indices, whether it needs no run.

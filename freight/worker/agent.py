@@ -5,6 +5,7 @@ import logging
 import os
 import random
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -116,10 +117,8 @@ class Agent:
         # A worker that got nothing asks again soon; one that was fed waits for results or an empty queue.
         pause = _PACE_S if fed else _NEWS_S
         await asyncio.sleep(pause if not driver.in_flight() else 0)
-        try:
+        with suppress(TimeoutError):
             await asyncio.wait_for(driver.wake.wait(), _NEWS_S if driver.held() else HEARTBEAT_S / 4)
-        except TimeoutError:
-            pass
 
     async def _exchange(self) -> Orders:
         """Make one report and return the orders; go on trying until it is answered, so that nothing is lost."""
@@ -164,14 +163,16 @@ class Agent:
         engine = engine_of(setup.model.entry.engine)
         place = Place(self._folder, setup.source, frozenset(setup.endpoints), setup.concurrency)
         window = _window(setup, engine.slots(setup.model, setup.concurrency))
-        policy = Policy(setup.model.model_name(), setup.record_timeout_s, lambda: random.uniform(0.8, 1.2))
         barren, answers = 0, 0
         while True:
             started = engine.command(setup.model, place)
             address = started.address if started else engine.address(setup.model, place)
             self._client = client = EngineClient(address)
+            model = setup.model
             if started:
                 await self._start(ModelServer(started, self._keep_open), client, setup)
+                model = model.served_as(await client.model_ids())
+            policy = Policy(model.model_name(), setup.record_timeout_s, lambda: random.uniform(0.8, 1.2))
             driver = self._put_in_service(client, window, policy)
             ended = await self._until_death(setup, driver, client)
             barren = barren + 1 if driver.answers == answers else 1

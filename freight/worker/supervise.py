@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -76,7 +77,8 @@ class ModelServer:
                 stdin=subprocess.DEVNULL,
                 pass_fds=self._keep_open,
                 process_group=0,
-                preexec_fn=lambda: end_with_parent(signal.SIGKILL),
+                # One system call, in a process of one thread: nothing can hold a lock here.
+                preexec_fn=lambda: end_with_parent(signal.SIGKILL),  # noqa: PLW1509
             )
         except OSError as error:
             raise EngineError(
@@ -181,10 +183,8 @@ class ModelServer:
 
     def _signal(self, signum: int) -> None:
         assert self._process is not None
-        try:
+        with suppress(ProcessLookupError):
             os.killpg(self._process.pid, signum)
-        except ProcessLookupError:
-            pass
 
 
 @dataclass(frozen=True, slots=True)
