@@ -3,13 +3,14 @@
 Flags beat FREIGHT_<SECTION>_<KEY> variables, which beat the file, which beats the registry.
 """
 
+import math
 import os
 import re
 import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, cast
+from typing import Any, Final, TypeVar, cast
 
 import msgspec
 import platformdirs
@@ -17,6 +18,7 @@ import platformdirs
 from freight.core.model import EngineName, ModelEntry
 from freight.errors import UserError
 
+_T = TypeVar("_T")
 _UNITS_S: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0}
 _SIZES: Final = {
     "": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12,
@@ -27,8 +29,8 @@ _SIZES: Final = {
 def parse_duration(value: Any) -> float:
     """Return seconds for "90s", "1h30m" or a number of seconds; raise ValueError otherwise."""
     if isinstance(value, (int, float)) and not isinstance(value, bool):
-        if value < 0:
-            raise ValueError("a duration cannot be negative")
+        if not 0 <= value < math.inf:
+            raise ValueError("a duration cannot be negative or without end")
         return float(value)
     text = str(value).strip()
     parts = re.findall(r"(\d+(?:\.\d+)?)(ms|[smhdw])", text)
@@ -221,14 +223,16 @@ def _read_file(path: Path, values: dict[str, Any], origins: dict[str, str], name
         setting = _BY_KEY.get(key)
         if setting is None:
             raise UserError(f"{path}: unknown key {key}", _suggestion(key))
-        values[key] = _parsed(setting, value, f"{path}: {key}")
+        values[key] = _parsed(setting.parse, value, f"{path}: {key}")
         origins[key] = str(path)
 
 
 def _flatten(content: dict[str, Any]) -> list[tuple[str, Any]]:
     found: list[tuple[str, Any]] = []
+    sections = {key.split(".")[0] for key in _BY_KEY if "." in key}
     for section, value in content.items():
-        if isinstance(value, dict) and section not in _NAMED:
+        # An unknown table without keys is an unknown key itself.
+        if isinstance(value, dict) and section not in _NAMED and (value or section in sections):
             found += [(f"{section}.{key}", inner) for key, inner in cast(dict[str, Any], value).items()]
         else:
             found.append((section, cast(Any, value)))
@@ -245,15 +249,15 @@ def _read_environment(environment: Mapping[str, str], values: dict[str, Any], or
     for variable, text in environment.items():
         setting = by_variable.get(variable)
         if setting is not None:
-            values[setting.key] = _parsed(setting, text, variable)
+            values[setting.key] = _parsed(setting.parse, text, variable)
             origins[setting.key] = variable
         elif variable.startswith(sections) and variable not in VARIABLES:
             raise UserError(f"unknown setting variable {variable}", f"known: {', '.join(sorted(by_variable))}")
 
 
-def _parsed(setting: Setting, value: Any, where: str) -> Any:
+def _parsed(parse: Callable[[Any], _T], value: Any, where: str) -> _T:
     try:
-        return setting.parse(value)
+        return parse(value)
     except ValueError as error:
         raise UserError(f"{where} is {value!r}: {error}") from None
 
@@ -270,7 +274,13 @@ def check_entry_name(name: str) -> None:
 
 
 def _model(where: str, name: str, table: Any) -> ModelEntry:
-    check_entry_name(name)
+    try:
+        check_entry_name(name)
+    except UserError as error:
+        raise UserError(f"{where}: models.{name}: {error.message}") from None
+    unknown = next((key for key in _table(where, f"models.{name}", table) if key not in ModelEntry.__struct_fields__), None)
+    if unknown is not None:
+        raise UserError(f"{where}: unknown key models.{name}.{unknown}", f"known: {', '.join(ModelEntry.__struct_fields__)}")
     try:
         return msgspec.convert(table, ModelEntry)
     except msgspec.ValidationError as error:
@@ -287,22 +297,21 @@ def _pool(where: str, name: str, table: Any) -> Pool:
     provider = rest.pop("provider", "local")
     if provider == "local" and rest:
         raise UserError(f"{where}: unknown key pools.{name}.{next(iter(rest))}", "known: devices, keep_warm, provider")
-    try:
-        chosen = None if devices == "auto" else _texts(devices)
-        return Pool(chosen, parse_duration(keep_warm), _text(provider), rest)
-    except ValueError as error:
-        raise UserError(f"{where}: pools.{name}: {error}") from None
+    key = f"{where}: pools.{name}"
+    return Pool(
+        devices=None if devices == "auto" else _parsed(_texts, devices, f"{key}.devices"),
+        keep_warm_s=_parsed(parse_duration, keep_warm, f"{key}.keep_warm"),
+        provider=_parsed(_text, provider, f"{key}.provider"),
+        options=rest,
+    )
 
 
 def _grant(where: str, name: str, table: Any) -> PathGrant:
     rest = dict(_table(where, f"paths.{name}", table))
-    try:
-        grant = PathGrant(_texts(rest.pop("read", [])), _texts(rest.pop("write", [])))
-    except ValueError as error:
-        raise UserError(f"{where}: paths.{name}: {error}") from None
+    read, write = (_parsed(_texts, rest.pop(key, []), f"{where}: paths.{name}.{key}") for key in ("read", "write"))
     if rest:
         raise UserError(f"{where}: unknown key paths.{name}.{next(iter(rest))}", "known: read, write")
-    return grant
+    return PathGrant(read, write)
 
 
 def _table(where: str, key: str, value: Any) -> dict[str, Any]:

@@ -20,6 +20,8 @@ from freight.launchers.base import RunningWorker
 from freight.store.catalog import JobRow
 from freight.store.results import Results
 
+# A server that Freight did not start cannot be watched for standing still, so its records have a limit.
+ENDPOINT_TIMEOUT_S: Final = 3600.0
 _RATE_WINDOW_S: Final = 30.0
 _FULL_PAUSE_S: Final = (2.0, 30.0)
 
@@ -127,7 +129,7 @@ class JobRun:
             source=source,
             endpoints=sorted(self.index.endpoints_used()),
             concurrency=self.options.concurrency,
-            record_timeout_s=self.options.record_timeout_s,
+            record_timeout_s=self.options.record_timeout_s or (0.0 if self.needs_device() else ENDPOINT_TIMEOUT_S),
             stall_s=self.limits.stall_s,
             start_stall_s=self.limits.start_stall_s,
             start_timeout_s=self.limits.start_timeout_s,

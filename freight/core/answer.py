@@ -1,5 +1,6 @@
 """What an engine answered: is it an answer, may the record be tried again, and the line it makes."""
 
+import json
 from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Any, Final, cast
@@ -100,11 +101,16 @@ def read_answer(body: bytes, endpoint: Endpoint) -> Answer:
 def _decode(line: bytes) -> _Body:
     try:
         return msgspec.json.decode(line, type=_Body)
-    except msgspec.ValidationError:
-        raise BadAnswer("the engine answered 200 with JSON that is not an object") from None
     except msgspec.DecodeError:
-        # Valid JSON that this decoder refuses: it holds a surrogate alone.
-        return msgspec.json.decode(jsonbytes.without_lone_surrogates(line), type=_Body)
+        if line[:1] != b"{":
+            raise BadAnswer("the engine answered 200 with JSON that is not an object") from None
+        # Valid JSON that this decoder refuses: it holds a surrogate alone, or a number beyond its range.
+        found: dict[str, Any] = json.loads(jsonbytes.without_lone_surrogates(line), parse_int=_whole)
+        return _Body(**{name: found[name] for name in _Body.__struct_fields__ if name in found})
+
+
+def _whole(digits: str) -> int | float:
+    return int(digits) if len(digits) < 20 else float(digits)
 
 
 def _object(value: Any) -> dict[str, Any]:

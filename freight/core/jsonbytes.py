@@ -24,6 +24,8 @@ _ESCAPES: Final = re.compile(
     rb"\\(?:u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|(u[dD][89a-fA-F][0-9a-fA-F]{2})|.)", re.DOTALL
 )
 _REENCODE: Final = re.compile(_STRING + rb"|[ \t\r\n]+|-?Infinity|NaN", re.DOTALL)
+# How strings and white space begin.
+_KEPT: Final = b'"' + _WHITESPACE
 
 
 class NotJson(Exception):
@@ -165,13 +167,10 @@ def one_line(text: bytes) -> bytes:
         return text
     except NotJson:
         check_utf8(text)
-        again = _REENCODE.sub(lambda m: m.group() if m.group()[:1] == b'"' else _plain(m.group()), text)
-        check(again)
-        return again
-
-
-def _plain(token: bytes) -> bytes:
-    return b"" if token[:1] in (b" ", b"\t", b"\r", b"\n") else b"null"
+        strict = _REENCODE.sub(lambda m: m.group() if m.group()[:1] in _KEPT else b"null", text)
+        # Before white space goes: without it, [1 2] would read as [12].
+        check(strict)
+        return _REENCODE.sub(lambda m: b"" if m.group()[:1] in _WHITESPACE else m.group(), strict)
 
 
 def encode_text(value: str) -> bytes:

@@ -6,7 +6,6 @@ An engine would otherwise fetch any address, or read any file, that a record nam
 import base64
 import binascii
 import re
-from collections.abc import Iterable
 from typing import Any, Final
 from urllib.parse import urlsplit
 
@@ -39,47 +38,29 @@ def media_problem(body: bytes, hosts: frozenset[str]) -> str | None:
     """
     if not _MAYBE.search(body):
         return None
-    for key, value in decode_any(body):
-        if key not in _DESCRIPTIONS:
-            problem = _in_member(key, value, hosts)
-            if problem:
-                return problem
+    # A stack of its own: values may nest deeper than calls can. What stands first is looked at first.
+    todo = [_member("", key, value) for key, value in reversed(decode_any(body)) if key not in _DESCRIPTIONS]
+    while todo:
+        field, value = todo.pop()
+        if isinstance(value, Pairs):
+            todo += [_member(field, name, inner) for name, inner in reversed(value)]
+        elif isinstance(value, list):
+            todo += [(field, inner) for inner in reversed(value)]  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
+        elif field and isinstance(value, str) and not _is_allowed(value, hosts):
+            return _refusal(field, value)
     return None
 
 
-def _in_member(key: str, value: Any, hosts: frozenset[str]) -> str | None:
-    if key in FIELDS:
-        return _in_media(key, value, hosts)
-    return _in_value(value, hosts)
+def _member(field: str, name: str, value: Any) -> tuple[str, Any]:
+    """Return the media field ("" for none) that a member's value belongs to, and the value.
 
-
-def _in_value(value: Any, hosts: frozenset[str]) -> str | None:
-    if isinstance(value, Pairs):
-        return _first(_in_member(key, inner, hosts) for key, inner in value)
-    if isinstance(value, list):
-        return _first(_in_value(inner, hosts) for inner in value)  # pyright: ignore[reportUnknownVariableType]
-    return None
-
-
-def _in_media(key: str, value: Any, hosts: frozenset[str]) -> str | None:
-    """A media field's value is an address, or an object (or list of either) that carries one."""
-    if isinstance(value, str):
-        return None if _is_allowed(value, hosts) else _refusal(key, value)
-    if isinstance(value, Pairs):
-        return _first(_in_media_member(key, name, inner, hosts) for name, inner in value)
-    if isinstance(value, list):
-        return _first(_in_media(key, inner, hosts) for inner in value)  # pyright: ignore[reportUnknownVariableType]
-    return None
-
-
-def _in_media_member(key: str, name: str, value: Any, hosts: frozenset[str]) -> str | None:
-    if name in _INLINE and isinstance(value, str) and _is_base64(value):
-        return None
-    return _in_media(f"{key}.{name}", value, hosts) if name in _CARRIERS else _in_member(name, value, hosts)
-
-
-def _first(problems: Iterable[str | None]) -> str | None:
-    return next((problem for problem in problems if problem), None)
+    `field` is the one that the object itself belongs to: its address is in one of the carriers.
+    """
+    if field and name in _INLINE and isinstance(value, str) and _is_base64(value):
+        return "", None
+    if field and name in _CARRIERS:
+        return f"{field}.{name}", value
+    return (name if name in FIELDS else ""), value
 
 
 def _is_allowed(value: str, hosts: frozenset[str]) -> bool:

@@ -177,7 +177,7 @@ def _plan_starts(job: JobView, snapshot: Snapshot, free: list[str], now: float) 
             device = free.pop(0)
         actions.append(StartWorker(job.id, source, device))
     if not job.live and not actions:
-        held = "; ".join(f"{device.id} is held by {device.held_by}" for device in snapshot.devices)
+        held = "; ".join(f"{device.id} is held by {device.held_by or 'a job ahead'}" for device in snapshot.devices)
         actions.append(Wait(job.id, held or "there is no device"))
     return actions
 

@@ -296,8 +296,8 @@ def with_model(body: bytes, current: bytes, model: ModelName) -> bytes:
         return body
     name = jsonbytes.encode_text(model.fill)
     if not current:
-        rest = body[1:].lstrip(b" \t\r\n")
-        return b'{"model":' + name + (b"" if rest[:1] == b"}" else b",") + rest
+        is_empty = body[1:].lstrip(b" \t\r\n") == b"}"
+        return b'{"model":' + name + (b"" if is_empty else b",") + body[1:]
     single = body.count(b'"model"') == 1 and not _ASCII_ESCAPE.search(body)
     if current == name and single:
         return body

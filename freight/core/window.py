@@ -66,8 +66,10 @@ class Window:
         if now - self._shrunk_at < 1.0:
             return
         self._shrunk_at = now
-        self.most = self.limit
-        self.is_open = False
+        if self.is_open:
+            # A closed window keeps its top: a long burst of push-back must not pin it at 1 for good.
+            self.most = self.limit
+            self.is_open = False
         self.limit = max(1, self.limit // 2)
         self._best_rate = 0.0
         self._restart(now, keep=0)

