@@ -69,7 +69,7 @@ def reference() -> str:
     parts += [f"### `{path}`\n\n```\n{text}\n```\n" for path, text in commands(freight, "freight")]
     parts.append("## Settings\n\n| key | variable | default | what |\n|---|---|---|---|")
     parts += [f"| `{s.key}` | `{s.variable()}` | `{s.default!r}` | {s.about} |" for s in SETTINGS]
-    parts.append("\nDurations are in seconds here and may be written `90s`, `15m`, `12h`; sizes in bytes, or `10MB`, `64KiB`.")
+    parts.append("\nDurations (here in seconds) may be written `90s`, `15m` or `12h`, sizes `10MB` or `64KiB`.")
     parts.append("\n### Other variables\n\n| variable | what |\n|---|---|")
     parts += [f"| `{name}` | {about} |" for name, about in VARIABLES.items()]
     parts.append(f"| `{KEY_VARIABLE}` | the API key for a server whose URL is given as `--model` |")

@@ -111,7 +111,7 @@ SETTINGS: Final = (
     Setting("limits.file_bytes", 1 << 50, parse_size, "bytes in one input file"),
     Setting("limits.active_jobs", 20, _count, "unfinished jobs of one user"),
     Setting("media.hosts", (), _texts, "hosts from which records may have media fetched over https"),
-    Setting("engines.start_stall", 300.0, parse_duration, "a loading model server that shows no sign of work this long is given up"),
+    Setting("engines.start_stall", 300.0, parse_duration, "a loading server without any sign of work for this long is given up"),
     Setting("engines.start_timeout", 7200.0, parse_duration, "a model server that is not ready after this is given up"),
     Setting("engines.stall", 300.0, parse_duration, "a model server that makes no token for this long is restarted"),
     Setting("engines.suspend_after", 900.0, parse_duration, "a job without any success for this long is suspended"),
@@ -278,9 +278,10 @@ def _model(where: str, name: str, table: Any) -> ModelEntry:
         check_entry_name(name)
     except UserError as error:
         raise UserError(f"{where}: models.{name}: {error.message}") from None
-    unknown = next((key for key in _table(where, f"models.{name}", table) if key not in ModelEntry.__struct_fields__), None)
-    if unknown is not None:
-        raise UserError(f"{where}: unknown key models.{name}.{unknown}", f"known: {', '.join(ModelEntry.__struct_fields__)}")
+    known = ModelEntry.__struct_fields__
+    unknown = [key for key in _table(where, f"models.{name}", table) if key not in known]
+    if unknown:
+        raise UserError(f"{where}: unknown key models.{name}.{unknown[0]}", f"known: {', '.join(known)}")
     try:
         return msgspec.convert(table, ModelEntry)
     except msgspec.ValidationError as error:

@@ -57,11 +57,13 @@ class Box:
         own = {"FREIGHT_CONFIG": str(self.config), "FREIGHT_DATA": str(self.folder / "data")}
         return {**kept, **own, "PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "", **extra}
 
-    def start(self, *arguments: str, stdin: Any = subprocess.DEVNULL, **extra: str) -> subprocess.Popen[str]:
+    def start(
+        self, *arguments: str, stdin: Any = subprocess.DEVNULL, cwd: Path | None = None, **extra: str
+    ) -> subprocess.Popen[str]:
         """Start `freight ARGUMENTS` in a process group of its own."""
         return subprocess.Popen(
             [sys.executable, "-m", "freight", *arguments],
-            cwd=self.folder,
+            cwd=cwd or self.folder,
             env=self.environment(**extra),
             stdin=stdin,
             stdout=subprocess.PIPE,
@@ -70,17 +72,17 @@ class Box:
             start_new_session=True,
         )
 
-    def freight(self, *arguments: str, stdin: str | None = None, timeout: float = PATIENCE_S, **extra: str) -> Finished:
+    def freight(
+        self,
+        *arguments: str,
+        stdin: str | None = None,
+        timeout: float = PATIENCE_S,
+        cwd: Path | None = None,
+        **extra: str,
+    ) -> Finished:
         """Run `freight ARGUMENTS` to its end."""
-        child = self.start(*arguments, stdin=subprocess.DEVNULL if stdin is None else subprocess.PIPE, **extra)
-        try:
-            stdout, stderr = child.communicate(stdin, timeout)
-        except subprocess.TimeoutExpired:
-            os.killpg(child.pid, signal.SIGKILL)
-            stdout, stderr = child.communicate()
-            raise AssertionError(f"freight {arguments} took over {timeout} s; it said: {stderr}") from None
-        assert "Traceback" not in stderr, stderr
-        return Finished(child.returncode, stdout, stderr)
+        source = subprocess.DEVNULL if stdin is None else subprocess.PIPE
+        return finish(self.start(*arguments, stdin=source, cwd=cwd, **extra), stdin, timeout)
 
     def write(self, name: str, records: Iterable[Json | bytes]) -> Path:
         """Write a JSON Lines file; bytes are taken as whole lines."""
@@ -107,6 +109,18 @@ class Box:
             if mark in environ.split(b"\0"):
                 found.append(process)
         return found
+
+
+def finish(child: subprocess.Popen[str], stdin: str | None = None, timeout: float = PATIENCE_S) -> Finished:
+    """Wait for a command that was started, and return how it ended."""
+    try:
+        stdout, stderr = child.communicate(stdin, timeout)
+    except subprocess.TimeoutExpired:
+        os.killpg(child.pid, signal.SIGKILL)
+        stdout, stderr = child.communicate()
+        raise AssertionError(f"{child.args} took over {timeout} s; it said: {stderr}") from None
+    assert "Traceback" not in stderr, stderr
+    return Finished(child.returncode, stdout, stderr)
 
 
 def parse_lines(content: bytes) -> list[Json]:

@@ -64,8 +64,7 @@ def _completion(ask: Ask, model: str, content: str, finish: str) -> Reply:
         "created": CREATED,
         "model": model,
         "choices": [
-            {"index": index, "text": content, "logprobs": None, "finish_reason": finish}
-            for index in range(ask.copies)
+            {"index": index, "text": content, "logprobs": None, "finish_reason": finish} for index in range(ask.copies)
         ],
         "usage": _usage(ask.prompt_tokens, tokens),
     }
@@ -137,10 +136,7 @@ def _rerank(ask: Ask, model: str, _content: str, _finish: str) -> Reply:
 
 
 def _score(ask: Ask, model: str, _content: str, _finish: str) -> Reply:
-    data = [
-        {"index": index, "object": "score", "score": _score_of(ask, text)}
-        for index, text in enumerate(ask.items)
-    ]
+    data = [{"index": index, "object": "score", "score": _score_of(ask, text)} for index, text in enumerate(ask.items)]
     usage = _usage(ask.prompt_tokens, 0)
     return _reply(ask, _listing("score-sim", model, data, usage))
 

@@ -24,8 +24,7 @@ def _models(engine: Engine) -> Reply | None:
     if engine.is_loading():
         return LOADING
     models = [
-        {"id": name, "object": "model", "created": CREATED, "owned_by": "simengine"}
-        for name in engine.options.models
+        {"id": name, "object": "model", "created": CREATED, "owned_by": "simengine"} for name in engine.options.models
     ]
     return Reply(dump({"object": "list", "data": models}))
 

@@ -35,7 +35,7 @@ class Connection(asyncio.Protocol):
         """Keep the transport to answer on."""
         self._transport = cast("asyncio.Transport", transport)
 
-    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002
+    def connection_lost(self, exc: Exception | None) -> None:
         """Drop the jobs of this client, as engines do when a client leaves."""
         self._transport = None
         for job in self.jobs:

@@ -100,6 +100,8 @@ def summary(outcome: Outcome, output: str, took_s: float) -> list[str]:
             lines.append(f"{totals.failed} of {outcome.total} failed; run them again with --retry-errors")
         return lines
     lines = [_headline(outcome, output, took_s)]
+    if outcome.reason:
+        lines.append(f"error: {outcome.reason}")
     if totals.input_tokens or totals.output_tokens:
         cached = (
             f", {100 * totals.cached_tokens / totals.input_tokens:.0f}% of them cached" if totals.cached_tokens else ""

@@ -3,6 +3,7 @@
 import asyncio
 import os
 import signal
+import sys
 from typing import Any
 
 import click
@@ -52,13 +53,15 @@ def run(file: str, output: str, fail_on_errors: bool, **options: Any) -> int:
     Exit status: 0 done; 1 failed or timed out; 2 refused; 6 records failed and --fail-on-errors; 130 interrupted.
     """
     # Imported here, so that --help stays fast.
+    import uvloop
+
     from freight.cli.progress import RunConsole
     from freight.control.embedded import EmbeddedRun
 
     console = RunConsole()
     job = EmbeddedRun(_request(file, output, options), settings(), console)
     with console:
-        outcome = asyncio.run(_with_signals(job))
+        outcome = uvloop.run(_with_signals(job))
     console.summary(outcome, output)
     return outcome.exit_status(fail_on_errors)
 
@@ -98,6 +101,8 @@ async def _with_signals(job: Any) -> Any:
         nonlocal asked
         if asked:
             job.kill()
+            if sys.stderr.isatty():
+                os.write(2, b"\x1b[?25h\n")  # The live display had hidden the cursor.
             os._exit(130)
         asked = True
         job.interrupt()

@@ -6,6 +6,7 @@ import time
 import uuid
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Final, TypeVar
 
@@ -147,25 +148,21 @@ class Apply:
 
     async def _finalize(self, job: JobRun) -> None:
         await self.happened(job, Event.LAST_RECORD_DONE)
-        if await self._write_output(job, BATCH_FAILED, ""):
+        try:
+            await self._write(self._put_output, job, BATCH_FAILED, "")
+        except StorageFull as error:
+            job.found_full(time.monotonic())
+            await self.happened(job, Event.BLOCKED, error.message)
+        else:
             await self.happened(job, Event.OUTPUT_WRITTEN)
 
     async def _end_short(self, job: JobRun, event: Event, code: str, reason: str) -> None:
         """End a job without all its answers. Where there are any, its output says so for every other record."""
         answered = await self._write(job.results.has_answers)
         if answered:
-            await self._write_output(job, code, reason)
+            with suppress(StorageFull):  # The answers stay in the state; the output comes with the next run.
+                await self._write(self._put_output, job, code, reason)
         await self.happened(job, event, reason)
-
-    async def _write_output(self, job: JobRun, code: str, reason: str) -> bool:
-        """Put the results file in its place; return False, and suspend the job, when there is no room."""
-        try:
-            await self._write(self._put_output, job, code, reason)
-        except StorageFull as error:
-            job.found_full(time.monotonic())
-            await self.happened(job, Event.BLOCKED, error.message)
-            return False
-        return True
 
     def _put_output(self, job: JobRun, code: str, reason: str) -> None:
         def missing(index: int) -> tuple[bytes | None, str, str]:

@@ -93,6 +93,7 @@ class EmbeddedRun:
         self._writer = ThreadPoolExecutor(1, "freight-writer")
         self._reader = ThreadPoolExecutor(2, "freight-reader")
         self._interrupted = False
+        self._in_threads = 0
         self._plane: ControlPlane | None = None
         self._main: asyncio.Task[Any] | None = None
 
@@ -101,7 +102,7 @@ class EmbeddedRun:
         self._interrupted = True
         if self._plane is not None:
             self._plane.stop()
-        elif self._main is not None:
+        elif self._main is not None and not self._in_threads:
             self._main.cancel()
 
     def kill(self) -> None:
@@ -114,7 +115,7 @@ class EmbeddedRun:
         self._main = asyncio.current_task()
         check_output(self._request)
         try:
-            await self._in_thread(self._state.claim)
+            await self._in_thread(self._state.claim, self._pause)
             with ExitStack() as stack:
                 return await self._prepare(stack)
         except asyncio.CancelledError:
@@ -124,11 +125,23 @@ class EmbeddedRun:
             self._writer.shutdown()
             self._reader.shutdown()
 
+    def _pause(self, seconds: float) -> None:
+        time.sleep(seconds)
+        if self._interrupted:
+            raise Interrupted("interrupted while waiting for the state folder")
+
     async def _in_thread(self, call: Any, *args: Any) -> Any:
-        return await asyncio.get_running_loop().run_in_executor(self._reader, call, *args)
+        # What runs in a thread cannot be cancelled: it looks at `_interrupted` itself, and is waited for.
+        self._in_threads += 1
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._reader, call, *args)
+        finally:
+            self._in_threads -= 1
+            if self._interrupted:
+                raise Interrupted("interrupted before any record ran")
 
     async def _prepare(self, stack: ExitStack) -> Outcome:
-        file = await self._in_thread(open_input, self._request.file, self._state.keep_stream)
+        file = await self._in_thread(open_input, self._request.file, self._keep_stream)
         stack.callback(file.close)
         sample = await self._in_thread(inspect, file, self._config["limits.record_bytes"])
         self._say_budgets(sample)
@@ -144,6 +157,11 @@ class EmbeddedRun:
         if isinstance(previous, Outcome):
             return previous
         return await self._run_job(stack, file, model, launcher, previous)
+
+    def _keep_stream(self, source: int) -> Path:
+        if os.isatty(source):
+            self._console.note("reading records from the terminal; end with Ctrl-D")
+        return self._state.keep_stream(source, lambda: self._interrupted)
 
     def _say_budgets(self, sample: Sample) -> None:
         if sample.small_budgets:

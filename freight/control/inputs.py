@@ -1,21 +1,22 @@
 """The input file: opening it, looking at its start before anything else happens, and seeing that it stays as it is."""
 
 import os
-import shutil
+import select
 import stat
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from io import FileIO
 from pathlib import Path
-from typing import BinaryIO, Final
+from typing import Final
 
 from freight.core.record import Rejection, Request, Rules, check_line, model_of
-from freight.errors import OperationError, UserError
+from freight.errors import Interrupted, OperationError, UserError
 
 SAMPLE_RECORDS: Final = 20
 CHUNK_BYTES: Final = 1 << 20
 BOM: Final = b"\xef\xbb\xbf"
+_STREAM_POLL_MS: Final = 200
 _BLANK: Final = b" \t\r\n"
 _FORMATS: Final = (
     (b"\x1f\x8b", "gzip data"),
@@ -96,9 +97,10 @@ class InputFile:
     """An open input, read in place. `shown` is its name as the user gave it."""
 
     def __init__(self, path: Path, shown: str) -> None:
-        self.path = path
+        # The links as they are now: pointing one elsewhere later changes nothing.
+        self.path = path.resolve()
         self.shown = shown
-        self._fd = _open(path, shown)
+        self._fd = _open(self.path, shown)
         self._stat = os.fstat(self._fd)
         self.size = self._stat.st_size
 
@@ -162,13 +164,20 @@ def _open(path: Path, shown: str) -> int:
     return fd
 
 
-def open_input(shown: str, keep: Callable[[BinaryIO], Path]) -> InputFile:
-    """Open the input that the user named; "-" is standard input. `keep` stores a stream's bytes and returns where."""
+def open_input(shown: str, keep: Callable[[int], Path]) -> InputFile:
+    """Open the input that the user named; "-" is standard input.
+
+    `keep` stores the bytes of a stream, given its descriptor, and returns where.
+    """
     if shown == "-":
-        return InputFile(keep(sys.stdin.buffer), "standard input")
+        return InputFile(keep(sys.stdin.fileno()), "standard input")
     if is_stream(Path(shown)):
-        with Path(shown).open("rb") as stream:
+        # Not to wait in the call itself for a pipe's writer: reading can be interrupted, opening cannot.
+        stream = os.open(shown, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        try:
             return InputFile(keep(stream), shown)
+        finally:
+            os.close(stream)
     return InputFile(Path(shown), shown)
 
 
@@ -181,15 +190,36 @@ def is_stream(path: Path) -> bool:
     return stat.S_ISFIFO(mode) or stat.S_ISCHR(mode) or stat.S_ISSOCK(mode)
 
 
-def keep_stream(source: BinaryIO, kept: Path) -> None:
-    """Copy a stream to a file of mode 0600, whole or not at all, so that a resumed run can read it again."""
+def keep_stream(source: int, kept: Path, stopped: Callable[[], bool] = lambda: False) -> None:
+    """Copy a stream to a file of mode 0600, whole or not at all, so that a resumed run can read it again.
+
+    `source` is an open descriptor. Raises Interrupted once `stopped` returns True.
+    """
     aside = kept.with_suffix(".partial")
     fd = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
     with os.fdopen(fd, "wb") as file:
-        shutil.copyfileobj(source, file, CHUNK_BYTES)
+        for chunk in _chunks(source, stopped):
+            file.write(chunk)
         file.flush()
         os.fsync(file.fileno())
     aside.rename(kept)
+
+
+def _chunks(source: int, stopped: Callable[[], bool]) -> Iterator[bytes]:
+    poller = select.poll()
+    poller.register(source, select.POLLIN | select.POLLHUP)
+    while True:
+        if stopped():
+            raise Interrupted("interrupted while reading the input")
+        if not poller.poll(_STREAM_POLL_MS):
+            continue
+        try:
+            chunk = os.read(source, CHUNK_BYTES)
+        except BlockingIOError:
+            continue
+        if not chunk:
+            return
+        yield chunk
 
 
 @dataclass(frozen=True, slots=True)

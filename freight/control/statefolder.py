@@ -4,7 +4,7 @@ import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import BinaryIO, Final
+from typing import Final
 
 from freight.control.inputs import keep_stream
 from freight.control.output import Written
@@ -78,10 +78,10 @@ class StateFolder:
         if self._lock is not None:
             self._lock.release()
 
-    def keep_stream(self, source: BinaryIO) -> Path:
+    def keep_stream(self, source: int, stopped: Callable[[], bool]) -> Path:
         """Keep a stream's bytes; an empty stream means those kept before."""
         kept, arrived = self.path / "input.jsonl", self.path / "input.new"
-        keep_stream(source, arrived)
+        keep_stream(source, arrived, stopped)
         if kept.exists() and not arrived.stat().st_size:
             arrived.unlink()
         else:

@@ -2,7 +2,6 @@
 
 import tempfile
 from pathlib import Path
-from typing import BinaryIO
 
 import msgspec
 
@@ -37,7 +36,7 @@ def report(file: str, config: Config) -> Validation:
     with tempfile.TemporaryDirectory(prefix="freight-") as folder:
         kept = Path(folder) / "input.jsonl"
 
-        def keep(stream: BinaryIO) -> Path:
+        def keep(stream: int) -> Path:
             keep_stream(stream, kept)
             return kept
 

@@ -169,22 +169,15 @@ def _plan_starts(job: JobView, snapshot: Snapshot, free: list[str], now: float) 
     actions: list[Action] = []
     # More workers than records left would only load models for nothing.
     wanted = min(job.workers, job.left) - len(job.live)
-    for source in _next_sources(job, wanted):
-        device = None
-        if job.needs_device:
-            if not free:
-                break
-            device = free.pop(0)
-        actions.append(StartWorker(job.id, source, device))
+    if job.needs_device:
+        for _ in range(min(max(0, wanted), len(free))):
+            actions.append(StartWorker(job.id, job.sources[0], free.pop(0)))
+    else:
+        # An endpoint's URL is one worker.
+        taken = {worker.source for worker in job.live}
+        rest = [source for source in job.sources if source not in taken]
+        actions += [StartWorker(job.id, source, None) for source in rest[: max(0, wanted)]]
     if not job.live and not actions:
         held = "; ".join(f"{device.id} is held by {device.held_by or 'a job ahead'}" for device in snapshot.devices)
         actions.append(Wait(job.id, held or "there is no device"))
     return actions
-
-
-def _next_sources(job: JobView, wanted: int) -> list[str]:
-    """Return the sources of the next workers: an endpoint's URL serves one worker, any other source many."""
-    if job.needs_device:
-        return [job.sources[0]] * max(0, wanted)
-    taken = {worker.source for worker in job.live}
-    return [source for source in job.sources if source not in taken][: max(0, wanted)]

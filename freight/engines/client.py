@@ -1,5 +1,6 @@
 """Speaking to a model server over HTTP."""
 
+import io
 import math
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
@@ -13,6 +14,7 @@ from freight.engines.base import Address
 
 PROBE_TIMEOUT_S: Final = 5.0
 _CONNECT_TIMEOUT_S: Final = 30.0
+_ONE_PIECE_BYTES: Final = 1 << 20
 _HEADERS: Final = {"Content-Type": "application/json", "Accept-Encoding": "identity"}
 
 
@@ -64,10 +66,13 @@ class EngineClient:
     async def post(self, path: str, body: bytes, timeout_s: float | None) -> HttpReply:
         """Send one request and return the whole answer; raise Unreachable or TookTooLong."""
         timeout = aiohttp.ClientTimeout(total=timeout_s, sock_connect=_CONNECT_TIMEOUT_S)
+        # A large body goes out in pieces, so that it does not hold up the event loop.
+        data = body if len(body) <= _ONE_PIECE_BYTES else io.BytesIO(body)
+        self._check_open()
         try:
             # A redirect would take the record to a server that nobody named.
             async with self._session.post(
-                self._base + path, data=body, timeout=timeout, allow_redirects=False
+                self._base + path, data=data, timeout=timeout, allow_redirects=False
             ) as response:
                 return HttpReply(
                     response.status,
@@ -83,11 +88,16 @@ class EngineClient:
     async def get(self, path: str) -> HttpReply:
         """Fetch a path; raise Unreachable also when it takes longer than PROBE_TIMEOUT_S."""
         timeout = aiohttp.ClientTimeout(total=PROBE_TIMEOUT_S)
+        self._check_open()
         try:
             async with self._session.get(self._base + path, timeout=timeout, allow_redirects=False) as response:
                 return HttpReply(response.status, await response.read(), "", None)
         except (aiohttp.ClientError, OSError, ValueError) as error:
             raise Unreachable(_why(error)) from error
+
+    def _check_open(self) -> None:
+        if self._session.closed:
+            raise Unreachable("the connection was closed here")
 
     async def problem(self) -> str | None:
         """Probe the server's health; return why it cannot serve now, or None when it can.

@@ -1,7 +1,7 @@
 """Any OpenAI-compatible server that already runs, by its URL."""
 
 from typing import Final
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 from freight.core.model import ModelSpec
 from freight.engines.base import Address, Place, ServerCommand, metric, read_key
@@ -36,14 +36,11 @@ class EndpointEngine:
 
 def base_url(url: str) -> str:
     """Return the URL that endpoint paths are appended to; raise UserError when `url` is none."""
-    try:
-        parts = urlsplit(url)
-        is_server = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-    except ValueError:
-        is_server = False
-    if not is_server:
-        raise UserError(f"{url} is not an http or https URL of a server")
-    if parts.username or parts.password:
+    parts = _split(url)
+    if parts is None:
+        shown = "…@" + url.rpartition("@")[2] if "@" in url else url
+        raise UserError(f"{shown} is not an http or https URL of a server")
+    if "@" in parts.netloc:
         raise UserError(
             f"the URL of {parts.hostname} holds a password, which would show in process lists",
             f"put the key in the variable {KEY_VARIABLE}, or in a file named by api_key_file in a model entry",
@@ -52,6 +49,15 @@ def base_url(url: str) -> str:
         raise UserError(f"{url} has a query or fragment; give the server's base URL alone")
     path = parts.path.rstrip("/").removesuffix("/v1")
     return f"{parts.scheme}://{parts.netloc}{path}"
+
+
+def _split(url: str) -> SplitResult | None:
+    """Return the parts of an http or https URL; None for anything else."""
+    try:
+        parts = urlsplit(url)
+        return parts if parts.scheme in ("http", "https") and parts.hostname and parts.port != 0 else None
+    except ValueError:
+        return None
 
 
 def vllm_tokens(metrics: str) -> float | None:

@@ -109,6 +109,8 @@ class LocalLauncher:
                 env={**os.environ, MARKER: place.worker},
             )
         except OSError as error:
+            if lock is not None:
+                os.close(lock)
             raise LauncherError(f"cannot start a worker process: {error.strerror}", transient=True) from error
         finally:
             os.close(log)

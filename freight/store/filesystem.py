@@ -1,6 +1,7 @@
 """What kind of file system a folder is on."""
 
 import os
+import re
 from pathlib import Path
 from typing import Final
 
@@ -11,6 +12,8 @@ _NETWORK: Final = frozenset(
         "panfs", "pvfs2", "orangefs", "9p", "wekafs", "daos", "davfs", "ncpfs", "vboxsf", "coda", "ocfs2", "gfs2",
     }
 )  # fmt: skip
+# The kernel writes white space and backslashes so.
+_OCTAL: Final = re.compile(r"\\([0-7]{3})")
 
 
 def filesystem_type(folder: Path) -> str:
@@ -22,7 +25,7 @@ def filesystem_type(folder: Path) -> str:
     for line in Path("/proc/self/mountinfo").read_text().splitlines():
         before, _, after = line.partition(" - ")
         fields = before.split()
-        mount_point = fields[4].encode().decode("unicode_escape")
+        mount_point = _OCTAL.sub(lambda escape: chr(int(escape.group(1), 8)), fields[4])
         inside = resolved == mount_point or resolved.startswith(mount_point.rstrip("/") + "/")
         if inside and (fields[2] == wanted or not best) and len(mount_point) >= len(best):
             best, kind = mount_point, after.split()[0]

@@ -24,6 +24,7 @@ ON CONFLICT (idx) DO UPDATE SET
     cached_tokens = excluded.cached_tokens, cut = excluded.cut, tail = excluded.tail
 WHERE result.code IS NOT NULL AND result.epoch < excluded.epoch
 """
+_SIZES: Final = "SELECT length(tail) FROM result WHERE idx > ? ORDER BY idx LIMIT ?"
 _PAGE: Final = "SELECT idx, tail FROM result WHERE idx > ? ORDER BY idx LIMIT ?"
 _TOTALS: Final = """
 SELECT count(*), count(code), coalesce(sum(cut), 0), coalesce(sum(input_tokens), 0),
@@ -151,12 +152,20 @@ class Results:
     def pages(self) -> Iterator[list[tuple[int, bytes]]]:
         """Yield (index, rest of the line) in index order, in pages of bounded size."""
         last = -1
-        rows = PAGE_ROWS
-        while page := list(self._connection.execute(_PAGE, (last, rows))):
+        while count := self._page_rows(last):
+            page = list(self._connection.execute(_PAGE, (last, count)))
             yield page
             last = page[-1][0]
-            size = sum(len(tail) for _, tail in page) // len(page) + 1
-            rows = max(1, min(PAGE_ROWS, PAGE_BYTES // size))
+
+    def _page_rows(self, last: int) -> int:
+        """Return how many rows after index `last` make the next page: one at least, if there are any."""
+        size = count = 0
+        for (length,) in self._connection.execute(_SIZES, (last, PAGE_ROWS)):
+            size += length
+            if count and size > PAGE_BYTES:
+                break
+            count += 1
+        return count
 
 
 _INTAKE_JSON: Final = "[" + ",".join(f'"{code}"' for code in INTAKE_CODES) + "]"

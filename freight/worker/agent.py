@@ -29,6 +29,8 @@ _PACE_S: Final = 0.02
 _NEWS_S: Final = 0.1
 # A server may end so often without any answer in between before the worker gives up on it.
 MOST_BARREN_DEATHS: Final = 3
+# Where records are suspected, more: each may only be blamed after several of them have run.
+MOST_BLAMED_DEATHS: Final = 20
 LOG_TAIL_LINES: Final = 20
 _WATCH_S: Final = 5.0
 
@@ -177,8 +179,8 @@ class Agent:
             ended = await self._until_death(setup, driver, client)
             barren = barren + 1 if driver.answers == answers else 1
             answers = driver.answers
-            await self._report_death(driver, ended)
-            if barren >= MOST_BARREN_DEATHS and not ended.charged:
+            blamed = await self._report_death(driver, ended)
+            if barren >= (MOST_BLAMED_DEATHS if blamed else MOST_BARREN_DEATHS):
                 raise EngineError(f"{ended.reason}, {barren} times without an answer in between", transient=True)
 
     async def _start(self, server: ModelServer, client: EngineClient, setup: Setup) -> None:
@@ -229,8 +231,11 @@ class Agent:
             elif now - moved >= setup.stall_s:
                 return Exit(f"the model server made no token for {setup.stall_s:g} s", charged=False)
 
-    async def _report_death(self, driver: Driver, ended: Exit) -> None:
-        """Take all records out of the dead server's hands; the control plane decides where they go next."""
+    async def _report_death(self, driver: Driver, ended: Exit) -> bool:
+        """Take all records out of the dead server's hands; the control plane decides where they go next.
+
+        Return whether records may be to blame.
+        """
         log.warning("%s", ended.reason)
         driver.pause()
         in_flight = await driver.take_in_flight()
@@ -239,6 +244,7 @@ class Agent:
         self._phase, self._note = Phase.LOADING, f"restarting: {ended.reason}"
         driver.wake.set()
         await self._end_server(grace_s=0.0)
+        return ended.charged and bool(in_flight)
 
 
 def _window(setup: Setup, slots: int | None) -> Window:

@@ -161,7 +161,9 @@ class Driver:
             self._finish(lease, error_line(lease.index, request.custom_id, REQUEST_TIMEOUT, message))
         except Unreachable as error:
             failed = error_line(lease.index, request.custom_id, INFERENCE_FAILED, f"no answer from the engine: {error}")
-            await self._failed(lease, failed)
+            # A server that is ending is to blame itself; its records are reported with its death.
+            if not await self._dies():
+                await self._failed(lease, failed)
         else:
             await self._judge(lease, request, reply, began)
 
@@ -198,12 +200,10 @@ class Driver:
         self._start_some()
 
     async def _failed(self, lease: Lease, line: Line) -> None:
-        """An attempt broke. `line` is what the record gets if this was its last try.
+        """An attempt broke; where the server's health probe fails, no try is charged.
 
-        A server that is ending, or whose health probe fails, is to blame itself: no try is charged.
+        `line` is what the record gets if this was its last try.
         """
-        if await self._dies():
-            return  # The record stays in flight, for whoever reports the death.
         trouble = await self._probe()
         if trouble:
             self.trouble = self.trouble or trouble

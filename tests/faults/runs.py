@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -23,9 +24,8 @@ OUT = "out.jsonl"
 class Running:
     """`freight run` on the way; what it says is read as it comes."""
 
-    def __init__(self, box: Box, *arguments: str, **extra: str) -> None:
-        self.box = box
-        self.child = box.start("run", *arguments, **extra)
+    def __init__(self, box: Box, *arguments: str, stdin: Any = subprocess.DEVNULL, **extra: str) -> None:
+        self.child = box.start("run", *arguments, stdin=stdin, **extra)
         self._lines: list[str] = []
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
