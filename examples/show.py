@@ -3,7 +3,10 @@
 import json
 import sys
 from pathlib import Path
+from textwrap import shorten
 from typing import Any
+
+WIDTH = 88
 
 
 def text(line: dict[str, Any]) -> str:
@@ -21,4 +24,4 @@ if __name__ == "__main__":
     with Path(sys.argv[1]).open(encoding="utf-8") as file:
         for raw in file:
             answer = json.loads(raw)
-            print(f"{answer['custom_id']:>10}  {' '.join(text(answer).split())}")
+            print(f"{answer['custom_id']:>10}  {shorten(text(answer), WIDTH, placeholder=' …')}")

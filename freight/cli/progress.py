@@ -97,11 +97,12 @@ def summary(outcome: Outcome, output: str, took_s: float) -> list[str]:
         if outcome.note:
             lines.append(f"note: {outcome.note}")
         if totals.failed:
-            lines.append(f"{totals.failed} of {outcome.total} failed; run them again with --retry-errors")
+            lines.append("hint: --retry-errors runs those again that failed")
+            lines.append(f"{totals.failed} of {outcome.total} failed{_commonest(outcome)}")
         return lines
     lines = [_headline(outcome, output, took_s)]
     if outcome.reason:
-        lines.append(f"error: {outcome.reason}")
+        lines += [f"error: {outcome.reason}", "hint: the same command goes on with the records that are left"]
     if totals.input_tokens or totals.output_tokens:
         cached = (
             f", {100 * totals.cached_tokens / totals.input_tokens:.0f}% of them cached" if totals.cached_tokens else ""

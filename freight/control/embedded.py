@@ -6,7 +6,7 @@ import time
 import uuid
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, Protocol
 
@@ -242,27 +242,26 @@ class EmbeddedRun:
         totals = Totals(done=row.outcome["done"], failed=row.outcome["failed"])
         if self._request.retry_errors and totals.failed:
             return self._happened(row, Event.RETRIED)
-        outcome = Outcome(row.state, "", row.records, totals, already_done=True)
+        outcome = Outcome(row.state, "", row.records, totals, self._failures(row), already_done=True)
         if ours:
             return outcome
         if self._output.exists():
-            return Outcome(
-                row.state,
-                "",
-                row.records,
-                totals,
-                (),
-                True,
-                f"{self._request.output} was changed since Freight wrote it",
-            )
+            return replace(outcome, note=f"{self._request.output} was changed since Freight wrote it")
         if not self._state.has_results(row.id):
             self._console.note(f"{self._request.output} is gone; running the file again")
             self._state.forget(row)
             return None
         self._write_again(row, row.records)
-        return Outcome(
-            row.state, "", row.records, totals, (), True, f"{self._request.output} was gone and is written again"
-        )
+        return replace(outcome, note=f"{self._request.output} was gone and is written again")
+
+    def _failures(self, row: JobRow) -> tuple[Failure, ...]:
+        if not self._state.has_results(row.id):
+            return ()
+        results = self._state.open_results(row.id)
+        try:
+            return tuple(results.failures())
+        finally:
+            results.close()
 
     def _write_again(self, row: JobRow, records: int) -> None:
         results = self._state.open_results(row.id)
@@ -373,7 +372,7 @@ def check_output(request: RunRequest) -> None:
     if not folder.is_dir():
         raise UserError(f"the folder of the output {shown} does not exist", f"make it first: mkdir -p {folder}")
     if output.is_dir():
-        raise UserError(f"the output {shown} is a folder; name a file")
+        raise UserError(f"the output {shown} is a folder", "name a file")
     if not os.access(folder, os.W_OK | os.X_OK):
         raise UserError(f"cannot write to the folder of the output {shown}", "choose another folder for -o")
     source = Path(request.file)

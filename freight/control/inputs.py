@@ -14,6 +14,7 @@ from freight.core.record import Rejection, Request, Rules, check_line, model_of
 from freight.errors import Interrupted, OperationError, UserError
 
 SAMPLE_RECORDS: Final = 20
+_ONE_OBJECT: Final = 'write one request per line, as in {"custom_id": "req-1", "body": {…}}'
 CHUNK_BYTES: Final = 1 << 20
 BOM: Final = b"\xef\xbb\xbf"
 _STREAM_POLL_MS: Final = 200
@@ -157,10 +158,12 @@ def _open(path: Path, shown: str) -> int:
             f"there is no input file {shown}", "check the path; it is relative to the current folder"
         ) from None
     except OSError as error:
-        raise UserError(f"cannot read input file {shown}: {error.strerror}") from error
+        raise UserError(
+            f"cannot read input file {shown}: {error.strerror}", "name a JSON Lines file that you may read"
+        ) from error
     if stat.S_ISDIR(os.fstat(fd).st_mode):
         os.close(fd)
-        raise UserError(f"{shown} is a folder; name one JSON Lines file")
+        raise UserError(f"the input {shown} is a folder", "name one JSON Lines file")
     return fd
 
 
@@ -187,7 +190,7 @@ def is_stream(path: Path) -> bool:
         mode = path.stat().st_mode
     except OSError:
         return False
-    return stat.S_ISFIFO(mode) or stat.S_ISCHR(mode) or stat.S_ISSOCK(mode)
+    return stat.S_ISFIFO(mode) or stat.S_ISCHR(mode)
 
 
 def keep_stream(source: int, kept: Path, stopped: Callable[[], bool] = lambda: False) -> None:
@@ -246,7 +249,7 @@ def inspect(file: InputFile, limit: int) -> Sample:
         if len(lines) == SAMPLE_RECORDS:
             break
     if not lines:
-        raise UserError(f"{file.shown} holds no records: every line is blank")
+        raise UserError(f"{file.shown} holds no records: every line is blank", _ONE_OBJECT)
     _refuse_bad_json(file.shown, lines)
     results = [result for _, result in lines]
     if all(isinstance(r, Rejection) and r.code == "missing_custom_id" for r in results):
@@ -267,7 +270,7 @@ def _checked(line: PhysicalLine) -> Request | Rejection:
 
 def _check_format(file: InputFile) -> None:
     if file.size == 0:
-        raise UserError(f"{file.shown} is empty")
+        raise UserError(f"{file.shown} is empty", _ONE_OBJECT)
     head = file.read(0, min(file.size, 64))
     for magic, what in _FORMATS:
         if head.startswith(magic):

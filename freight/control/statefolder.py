@@ -42,7 +42,9 @@ class StateFolder:
         except FileExistsError:
             self._check_own()
         except OSError as error:
-            raise UserError(f"cannot make the state folder {self.shown}: {error.strerror}") from error
+            raise UserError(
+                f"cannot make the state folder {self.shown}: {error.strerror}", "choose another folder for -o"
+            ) from error
         self._lock = FolderLock(self.path)
         self._lock.take(f"the state folder {self.shown}", wait)
 

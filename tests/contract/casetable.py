@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.cases.gen import MAKERS
-from tests.harness import CASES, Box, Engine, Finished, Json, code, content, parse_lines
+from tests.harness import CASES, Box, Engine, Finished, Json, code, content
 
 BIG = bool(os.environ.get("FREIGHT_BIG_TESTS"))
 AT_ONCE = 4
@@ -132,9 +132,9 @@ class Ran:
         assert self.done.stdout == ""
         assert len(self.results) == case.records
         assert [line["id"].rpartition("-")[2] for line in self.results] == [str(i) for i in range(case.records)]
-        assert {line["error"]["line"]: code(line) for line in self.results if "line" in (line["error"] or {})} == case.bad
-        failed = {line["custom_id"]: code(line) for line in self.results if line["error"] and "line" not in line["error"]}
-        assert failed == case.failed
+        errors = [line for line in self.results if line["error"]]
+        assert {line["error"]["line"]: code(line) for line in errors if "line" in line["error"]} == case.bad
+        assert {line["custom_id"]: code(line) for line in errors if "line" not in line["error"]} == case.failed
         for line in self.results:
             assert line["error"] or line["response"]["status_code"] == 200
         count = len(case.bad) + len(case.failed)
@@ -173,8 +173,3 @@ def selected(items: Iterable[Any], cases: Iterable[Case]) -> list[Case]:
     """Return the cases that collected tests ask for."""
     numbers = {item.callspec.params.get("number") for item in items if hasattr(item, "callspec")}
     return [case for case in cases if case.number in numbers]
-
-
-def lines_of(path: Path) -> list[Json]:
-    """Return the lines of a results file anywhere."""
-    return parse_lines(path.read_bytes())

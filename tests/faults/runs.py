@@ -3,6 +3,7 @@
 import os
 import shutil
 import signal
+import socket
 import sqlite3
 import subprocess
 import tempfile
@@ -51,6 +52,11 @@ class Running:
         """Kill its process group and wait until it is dead."""
         self.signal(signal.SIGKILL)
         self.end()
+
+    def give_up(self) -> None:
+        """End it if it still runs, whatever it says."""
+        if self.child.poll() is None:
+            self.kill()
 
     def end(self, timeout: float = PATIENCE_S) -> Finished:
         """Wait for its end."""
@@ -159,3 +165,10 @@ def without(indices: Iterable[int], done: set[int]) -> None:
     """Assert that no record of `indices` is one that was `done`."""
     again = sorted(set(indices) & done)
     assert not again, f"records that had their result ran again: {again}"
+
+
+def free_port() -> int:
+    """Return a port on which nothing listens."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]

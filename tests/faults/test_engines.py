@@ -1,57 +1,88 @@
 """Model servers that crash, hang, never start, or are killed: what it costs the records, and how long it takes."""
 
-import os
-import signal
-import sys
-import time
+from collections.abc import Generator
 from pathlib import Path
 
 import pytest
 
-from tests.faults.runs import (
-    OUT,
-    Running,
-    ask,
-    check_complete,
-    engines_of,
-    index_of,
-    nothing_left,
-    received,
-    records,
-)
-from tests.harness import Box, Json, chat, code, engine_command, model_toml, wait_until
+from tests.faults.runs import OUT, Running, ask, check_complete, nothing_left, received, records
+from tests.harness import Box, Finished, Json, chat, code, engine_command, model_toml, wait_until
 
 POISON = 17
 
 
-@pytest.fixture
-def mine(box: Box, tmp_path: Path) -> "Mine":
-    """A box with a model whose engine Freight starts."""
-    return Mine(box, tmp_path)
-
-
 class Mine:
-    """A model "mine" whose engine notes each of its starts in a file of its own."""
+    """A box with a model "mine" whose engine Freight starts; each start is noted in a file."""
 
-    def __init__(self, box: Box, folder: Path) -> None:
-        self.box = box
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
         self.record = folder / "record"
-        self.starts_file = folder / "starts"
-        self._folder = folder
+        self._starts = folder / "starts"
+        (folder / "box").mkdir()
+        self.box = Box(folder / "box")
 
     def engine(self, *options: str, settings: str = "") -> None:
         """Set the options of the simulated engine, and further settings."""
-        noting = ["sh", "-c", 'echo >> "$0"; exec "$@"', str(self.starts_file)]
-        command = [*noting, *engine_command(self._folder, "--digest", *options)]
-        self.box.configure(f"{settings}\n{model_toml('mine', engine='command', command=command)}")
+        self.command(*engine_command(self.folder, "--digest", *options), settings=settings)
+
+    def command(self, *command: str, settings: str = "") -> None:
+        """Set the command that is the engine, and further settings."""
+        noting = ["sh", "-c", 'echo >> "$0"; exec "$@"', str(self._starts)]
+        self.box.configure(f"{settings}\n{model_toml('mine', engine='command', command=[*noting, *command])}")
 
     def starts(self) -> int:
         """Return how often an engine was started."""
-        return len(self.starts_file.read_text()) if self.starts_file.exists() else 0
+        return len(self._starts.read_text()) if self._starts.exists() else 0
 
     def run(self, *options: str) -> Running:
         """Run in.jsonl."""
         return Running(self.box, "in.jsonl", "-o", OUT, "--model", "mine", *options)
+
+
+@pytest.fixture
+def mine(tmp_path: Path) -> Mine:
+    """A box with a model whose engine Freight starts."""
+    return Mine(tmp_path)
+
+
+class Slow(dict[str, tuple[Mine, Running]]):
+    """Runs that spend their time waiting, and so wait together."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def add(self, name: str, given: list[Json], *options: str, settings: str = "", window: str = "auto") -> None:
+        """Start a run of the simulated engine with these options."""
+        (self._folder / name).mkdir()
+        mine = Mine(self._folder / name)
+        mine.box.write("in.jsonl", given)
+        if options:
+            mine.engine(*options, settings=settings)
+        else:
+            mine.box.configure(model_toml("mine", engine="command", command=["no-such-server-here", "{socket}"]))
+        self[name] = mine, mine.run("--concurrency", window)
+
+    def end(self, name: str) -> tuple[Mine, Finished]:
+        """Return a run that has ended, with nothing left of it."""
+        mine, running = self[name]
+        finished = running.end()
+        assert not mine.box.processes()
+        return mine, finished
+
+
+@pytest.fixture(scope="module")
+def slow(tmp_path_factory: pytest.TempPathFactory) -> Generator[Slow]:
+    """Start all runs of this module that take long, at once."""
+    runs = Slow(tmp_path_factory.mktemp("slow"))
+    runs.add("exits", records(3), "--fail-start")
+    runs.add("loads for ever", records(3), "--hang-start", settings='[engines]\nstart_stall = "1s"')
+    runs.add("missing", records(3))
+    runs.add("killed", with_poison("sigkill-self"), "--latency", "0")
+    stalls = ("--hang-at", "60", "--latency", "0.01")
+    runs.add("stalls", records(200), *stalls, settings='[engines]\nstall = "2s"', window="8")
+    yield runs
+    for _, running in runs.values():
+        running.give_up()
 
 
 def with_poison(marker: str) -> list[Json]:
@@ -97,37 +128,29 @@ def test_deaths_charged_to_suspects_survive_a_kill_of_the_run(mine: Mine) -> Non
     assert mine.starts() - before <= 2
 
 
-def test_engine_killed_from_outside_again_and_again_ends_the_job_and_charges_nothing(mine: Mine) -> None:
-    mine.engine()
-    mine.box.write("in.jsonl", with_poison("sigkill-self"))
-    finished = mine.run().end(45)
+def test_engine_killed_from_outside_again_and_again_ends_the_job_and_charges_nothing(slow: Slow) -> None:
+    mine, finished = slow.end("killed")
     assert finished.status == 1, finished
-    assert "FAILED" in finished.stderr
     assert "SIGKILL" in finished.stderr.partition("FAILED:")[2]
     results = mine.box.results(OUT)
-    assert [code(result) for result in results] == [
-        "batch_failed" if index == POISON else None for index in range(30)
-    ]
+    assert {code(result) for result in results} == {None, "batch_failed"}
+    assert code(results[POISON]) == "batch_failed"
     assert not ask(mine.box.folder / OUT, "SELECT idx FROM suspect")
     assert mine.starts() <= 12
-    nothing_left(mine.box)
-    device_is_free(mine.box)
+    device_is_free(mine)
 
 
-def device_is_free(box: Box) -> None:
+def device_is_free(mine: Mine) -> None:
     """Assert that another run gets the device at once."""
-    box.write("other.jsonl", records(1))
-    model = model_toml("good", engine="command", command=engine_command(box.folder, "--digest"))
-    box.configure(model)
-    finished = box.freight("run", "other.jsonl", "-o", "other.out", "--model", "good")
+    mine.engine()
+    mine.box.write("other.jsonl", records(1))
+    finished = mine.box.freight("run", "other.jsonl", "-o", "other.out", "--model", "mine")
     assert finished.status == 0, finished
     assert "is held by" not in finished.stderr
 
 
-def test_engine_that_exits_at_start_is_tried_three_times_and_its_last_words_are_shown(mine: Mine) -> None:
-    mine.engine("--fail-start")
-    mine.box.write("in.jsonl", records(3))
-    finished = mine.run().end(30)
+def test_engine_that_exits_at_start_is_tried_three_times_and_its_last_words_are_shown(slow: Slow) -> None:
+    mine, finished = slow.end("exits")
     assert finished.status == 1, finished
     assert mine.starts() == 3
     closing = finished.stderr.partition("FAILED:")[2]
@@ -137,39 +160,29 @@ def test_engine_that_exits_at_start_is_tried_three_times_and_its_last_words_are_
     assert words
     assert words[-1] in closing
     assert not (mine.box.folder / OUT).exists()
-    nothing_left(mine.box)
-    device_is_free(mine.box)
+    device_is_free(mine)
 
 
-def test_command_that_does_not_exist_is_named(mine: Mine) -> None:
-    mine.box.configure(model_toml("mine", engine="command", command=["no-such-server-here", "{socket}"]))
-    mine.box.write("in.jsonl", records(3))
-    finished = mine.run().end(30)
-    assert finished.status in (1, 2)
-    assert "no-such-server-here" in finished.stderr
-    nothing_left(mine.box)
-
-
-def test_engine_that_hangs_in_loading_is_given_up(mine: Mine) -> None:
-    mine.engine("--hang-start", settings='[engines]\nstart_stall = "1s"')
-    mine.box.write("in.jsonl", records(3))
-    finished = mine.run().end(40)
+def test_command_that_does_not_exist_is_named(slow: Slow) -> None:
+    _, finished = slow.end("missing")
     assert finished.status == 1, finished
-    assert "hangs in loading" in finished.stderr
+    assert "no-such-server-here" in finished.stderr.partition("FAILED:")[2]
+
+
+def test_engine_that_hangs_in_loading_is_given_up(slow: Slow) -> None:
+    mine, finished = slow.end("loads for ever")
+    assert finished.status == 1, finished
+    assert "hangs in loading" in finished.stderr.partition("FAILED:")[2]
     assert mine.starts() == 3
-    nothing_left(mine.box)
-    device_is_free(mine.box)
+    device_is_free(mine)
 
 
-def test_engine_that_hangs_at_work_is_restarted_and_charges_no_record(mine: Mine) -> None:
-    mine.engine("--hang-at", "60", "--latency", "0.01", settings='[engines]\nstall = "2s"')
-    mine.box.write("in.jsonl", records(200))
-    finished = mine.run("--concurrency", "8").end()
+def test_engine_that_hangs_at_work_is_restarted_and_charges_no_record(slow: Slow) -> None:
+    mine, finished = slow.end("stalls")
     assert finished.status == 0, finished
     check_complete(mine.box, 200)
-    # Each engine answers at least 50 and hangs with at most 8 under way; four hangs would have failed a record.
+    # Each engine hangs with eight records under way; three hangs would have failed one that was charged.
     assert 4 <= mine.starts() <= 5
-    nothing_left(mine.box)
 
 
 def test_model_file_that_is_no_gguf_is_refused_before_anything_starts(box: Box) -> None:
@@ -181,29 +194,14 @@ def test_model_file_that_is_no_gguf_is_refused_before_anything_starts(box: Box) 
     assert not (box.folder / f"{OUT}.freight").exists()
 
 
-def test_engine_that_does_not_heed_sigterm_is_gone_after_a_complete_run(mine: Mine) -> None:
-    deaf = ["sh", "-c", 'trap "" TERM; "$@" & while :; do sleep 0.1; done', "sh"]
-    command = [*deaf, *engine_command(mine.record.parent, "--digest")]
-    mine.box.configure(model_toml("mine", engine="command", command=command))
-    mine.box.write("in.jsonl", records(3))
-    running = mine.run()
-    wait_until(lambda: len(received(mine.record)) == 3, "all records were sent")
-    [worker_and_engine] = [engines_of(mine.box)]
-    assert worker_and_engine
-    assert running.end().status == 0
-    assert not mine.box.processes()
-
-
-def test_grandchild_that_left_the_group_is_swept(mine: Mine) -> None:
-    stray = mine.record.with_name("stray")
-    leaving = ["sh", "-c", 'setsid sleep 600 & echo $! > "$0"; exec "$@"', str(stray)]
-    command = [*leaving, *engine_command(mine.record.parent, "--digest", "--latency", "0.2")]
-    mine.box.configure(model_toml("mine", engine="command", command=command))
+def test_stray_child_of_an_engine_is_gone_after_a_kill_and_after_an_end(mine: Mine) -> None:
+    engine = engine_command(mine.folder, "--digest", "--latency", "0.2")
+    mine.command("sh", "-c", 'setsid sleep 600 & exec "$@"', "sh", *engine)
     mine.box.write("in.jsonl", records(30))
     running = mine.run("--concurrency", "2")
     wait_until(lambda: received(mine.record), "it is at work")
     running.kill()
     nothing_left(mine.box)
     assert mine.run("--concurrency", "30").end().status == 0
+    assert not mine.box.processes()
     check_complete(mine.box, 30)
-    nothing_left(mine.box)

@@ -3,7 +3,6 @@
 import os
 import re
 import signal
-import socket
 import subprocess
 from pathlib import Path
 
@@ -14,6 +13,7 @@ from tests.faults.runs import (
     Running,
     check_complete,
     committed,
+    free_port,
     nothing_left,
     received,
     records,
@@ -24,13 +24,6 @@ from tests.harness import Box, chat, engine, engine_command, model_toml, wait_un
 COUNT = 300
 SLOW = ("--digest", "--latency", "0.03")
 SOON_S = 5.0
-
-
-def free_port() -> int:
-    """Return a port on which nothing listens."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 def interrupted_at(text: str) -> int:

@@ -125,7 +125,9 @@ def test_numbers_keep_their_digits() -> None:
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize("text", [b"[1 2]", b"[1\n2]", b'{"a": tr\nue}', b"1 2", b"- 1", b'{"a":1}\n{"a":2}', b"[NaN NaN]"])
+@pytest.mark.parametrize(
+    "text", [b"[1 2]", b"[1\n2]", b'{"a": tr\nue}', b"1 2", b"- 1", b'{"a":1}\n{"a":2}', b"[NaN NaN]"]
+)
 def test_taking_white_space_out_makes_no_json_of_what_is_none(text: bytes) -> None:
     with pytest.raises(NotJson):
         jsonbytes.one_line(text)
@@ -139,7 +141,9 @@ def test_words_inside_strings_stay() -> None:
     )
 
 
-@pytest.mark.parametrize("text", [b"", b"  ", b"<html>", b"{", b'{"a":1}}', b"NaNa", b"-NaN", b"\xff", b'{"a":"\xff"}', b"'a'"])
+@pytest.mark.parametrize(
+    "text", [b"", b"  ", b"<html>", b"{", b'{"a":1}}', b"NaNa", b"-NaN", b"\xff", b'{"a":"\xff"}', b"'a'"]
+)
 def test_what_has_no_strict_reading_is_refused(text: bytes) -> None:
     with pytest.raises(NotJson):
         jsonbytes.one_line(text)
@@ -211,7 +215,9 @@ def test_brackets_inside_strings_and_side_by_side_are_not_depth() -> None:
     jsonbytes.check(b"[" + b",".join([b"[[]]"] * 1000) + b"]")
 
 
-@pytest.mark.parametrize("escape", [b"\\ud800", b"\\uDFFF", b"\\udc00\\ud800", b"\\ud83d\\u0041", b"\\ud800\\ud83d\\ude00"])
+@pytest.mark.parametrize(
+    "escape", [b"\\ud800", b"\\uDFFF", b"\\udc00\\ud800", b"\\ud83d\\u0041", b"\\ud800\\ud83d\\ude00"]
+)
 def test_an_escaped_surrogate_alone_is_legal(escape: bytes) -> None:
     text = b'{"a":"' + escape + b'"}'
 

@@ -1,0 +1,49 @@
+"""The documents say what the program does."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from freight.cli.main import COMMANDS
+from tests.harness import ROOT, Box
+
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+def test_the_reference_is_what_the_code_says() -> None:
+    checked = subprocess.run(
+        [sys.executable, "docs/generate.py", "--check"], cwd=ROOT, env={"PYTHONPATH": str(ROOT)}, check=False
+    )
+    assert checked.returncode == 0, "run: python docs/generate.py"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_somewhere(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    for target in re.findall(r"\]\(([^)#]+)", text):
+        assert (page.parent / target).exists(), target
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_options_that_pages_name_exist(page: Path) -> None:
+    reference = (ROOT / "docs" / "reference.md").read_text(encoding="utf-8")
+    text = page.read_text(encoding="utf-8")
+    known = set(re.findall(r"--[a-z][a-z-]+", reference))
+    # These are of other programs, or of the user's own server.
+    others = {"--time", "--requeue", "--port"}
+    assert set(re.findall(r"--[a-z][a-z-]+", text)) <= known | others
+
+
+def test_every_command_of_the_table_has_help(box: Box) -> None:
+    for command in COMMANDS:
+        assert box.freight(command, "--help").status == 0
+
+
+def test_the_decisions_name_the_pinned_releases() -> None:
+    decision = (ROOT / "docs" / "decisions" / "0002-dependencies.md").read_text(encoding="utf-8")
+    pinned = dict(re.findall(r"^([A-Za-z0-9_-]+)==(\S+)", (ROOT / "constraints.txt").read_text(), re.MULTILINE))
+    for name in ("click", "rich", "aiohttp", "uvicorn", "uvloop", "msgspec", "apsw", "numpy", "psutil", "xllamacpp"):
+        assert pinned[name] in decision, f"{name} is pinned at {pinned[name]}"

@@ -1,0 +1,173 @@
+"""Which media a record may name."""
+
+import json
+from typing import Any
+
+import pytest
+
+from freight.core.media import FIELDS, media_problem
+
+HOSTS = frozenset({"images.example.org", "10.0.0.9"})
+PNG = "data:image/png;base64,iVBORw0KGgo="
+OK = "https://images.example.org/a.png"
+BAD = "http://images.example.org/a.png"
+
+
+def allowed(body: Any, hosts: frozenset[str] = HOSTS) -> bool:
+    encoded = body if isinstance(body, bytes) else json.dumps(body).encode()
+    return media_problem(encoded, hosts) is None
+
+
+def chat(*parts: Any) -> dict[str, Any]:
+    return {"messages": [{"role": "user", "content": list(parts)}]}
+
+
+@pytest.mark.parametrize("url", [PNG, "DATA:image/png;base64,AA==", "data:,x", OK, OK.replace("https", "HTTPS")])
+def test_inline_data_and_https_of_an_allowed_host_pass(url: str) -> None:
+    assert allowed(chat({"type": "image_url", "image_url": {"url": url}}))
+    assert allowed(chat({"type": "input_image", "image_url": url}))
+
+
+REFUSED = [
+    "http://images.example.org/a.png",
+    "https://other.example.org/a.png",
+    "https://images.example.org.evil.example/a.png",
+    "https://evil.example/images.example.org",
+    "https://images.example.org@evil.example/a.png",
+    "https://images.example.org:pw@evil.example/a.png",
+    "https://evil.example#@images.example.org/",
+    "https://evil.example?@images.example.org/",
+    "https://evil.example\\@images.example.org/",
+    "https://images.example.org\\@evil.example/",
+    "https://evil.example\t@images.example.org/",
+    "https://evil.example\n.images.example.org/",
+    "https://images.example.org\u3002evil.example/",
+    "https://images.example.org/a b.png",
+    "https://10.0.0.9.evil.example",
+    "https://[::1]/a.png",
+    "https://[bad/a.png",
+    "https://",
+    "https:images.example.org/a.png",
+    "//images.example.org/a.png",
+    " data:image/png;base64,AA==",
+    "file:///etc/passwd",
+    "FILE:/etc/passwd",
+    "/etc/passwd",
+    "../../secret",
+    "ftp://images.example.org/a",
+    "gopher://images.example.org",
+    "javascript:alert(1)",
+    "blob:https://images.example.org/1",
+    "iVBORw0KGgo=",
+    "abcd",
+    "",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("url", REFUSED)
+def test_any_other_address_is_refused(url: str) -> None:
+    assert not allowed(chat({"type": "image_url", "image_url": {"url": url}}))
+    assert not allowed(chat({"type": "input_image", "image_url": url}))
+
+
+def test_a_port_and_letter_case_do_not_make_another_host() -> None:
+    assert allowed({"image": "https://IMAGES.example.org:8443/a"})
+    assert not allowed({"image": "https://evil.example:443/images.example.org:443"})
+
+
+def test_without_allowed_hosts_only_inline_data_passes() -> None:
+    assert not allowed({"image": OK}, frozenset())
+    assert allowed({"image": PNG}, frozenset())
+
+
+@pytest.mark.parametrize("field", sorted(FIELDS))
+@pytest.mark.parametrize(
+    "shape",
+    [
+        lambda url: url,
+        lambda url: {"url": url},
+        lambda url: {"detail": "low", "uri": url},
+        lambda url: {"path": url},
+        lambda url: [url],
+        lambda url: [{"url": url}],
+        lambda url: [PNG, [{"url": {"url": url}}]],
+        lambda url: {"file_url": {"url": [url]}},
+    ],
+)
+def test_every_field_counts_in_every_shape(field: str, shape: Any) -> None:
+    assert not allowed({"x": [{"y": {field: shape(BAD)}}]})
+    assert allowed({"x": [{"y": {field: shape(PNG)}}]})
+
+
+@pytest.mark.parametrize("depth", [1, 10, 200, 240])
+@pytest.mark.parametrize("inside", ["list", "object", "media"])
+def test_a_field_counts_at_any_depth(depth: int, inside: str) -> None:
+    left, right = {"list": (b"[", b"]"), "object": (b'{"x":', b"}"), "media": (b'{"image":', b"}")}[inside]
+
+    for url, verdict in ((BAD, False), (PNG, True)):
+        body = b'{"messages":' + left * depth + json.dumps({"file": url}).encode() + right * depth + b"}"
+        assert allowed(body) is verdict
+
+
+def test_nesting_up_to_the_limit_is_walked_without_a_crash() -> None:
+    for key in (b"image", b"x"):
+        nested = (b'{"' + key + b'":') * 505
+        assert not allowed(nested + b'{"image_url":"file:///etc/passwd"}' + b"}" * 505)
+
+
+def test_a_duplicate_does_not_hide_another() -> None:
+    assert not allowed(b'{"image_url":"http://a","image_url":"data:,x"}')
+    assert not allowed(b'{"image_url":"data:,x","image_url":"http://a"}')
+    assert not allowed(b'{"image_url":{"url":"http://a","url":"data:,x"}}')
+    assert not allowed(b'{"x":{"image":"http://a"},"x":1}')
+
+
+@pytest.mark.parametrize("key", [b"im\\u0061ge_url", b"\\u0069\\u006d\\u0061\\u0067\\u0065_url", b"image\\u005furl"])
+def test_a_name_spelt_in_escapes_counts(key: bytes) -> None:
+    assert not allowed(b'{"' + key + b'":{"url":"http://a"}}')
+    assert not allowed(b'{"' + key + b'":{"\\u0075rl":"http://a"}}')
+
+
+def test_an_address_spelt_in_escapes_is_read_as_what_it_is() -> None:
+    assert not allowed(b'{"image":"\\u0066ile:///etc/passwd"}')
+    assert allowed(b'{"image":"d\\u0061ta:,x"}')
+
+
+def test_base64_passes_where_engines_read_nothing_else() -> None:
+    assert allowed(chat({"type": "input_audio", "input_audio": {"data": "UklGRg==", "format": "wav"}}))
+    assert allowed(chat({"type": "file", "file": {"file_data": "JVBERi0=", "filename": "a.pdf"}}))
+
+
+@pytest.mark.parametrize("value", ["http://a/b.wav", "file:///a", "/etc/passwd", "../a", "not base64!"])
+def test_an_address_where_base64_belongs_is_refused(value: str) -> None:
+    assert not allowed(chat({"type": "input_audio", "input_audio": {"data": value, "format": "wav"}}))
+
+
+def test_text_that_speaks_of_media_passes() -> None:
+    assert allowed(chat({"type": "text", "text": '{"image_url": "http://a"}'}, {"type": "text", "text": "file:///x"}))
+    assert allowed({"prompt": "image_url", "stop": ["image", "http://a"]})
+
+
+@pytest.mark.parametrize("field", ["tools", "functions", "response_format", "metadata"])
+def test_descriptions_and_labels_are_no_media(field: str) -> None:
+    assert allowed({field: [{"image_url": {"url": "http://a"}, "file": "/etc/passwd"}]})
+    assert not allowed({"x": {field: {"image_url": "http://a"}}})
+
+
+def test_a_schema_that_names_a_media_property_passes() -> None:
+    schema = {"properties": {"image": {"type": "string"}, "file": {"type": "string", "description": "/a"}}}
+
+    assert allowed({**chat(), "guided_json": schema})
+
+
+def test_a_file_that_was_uploaded_before_is_no_address() -> None:
+    assert allowed(chat({"type": "file", "file": {"file_id": "file-123"}}))
+
+
+def test_a_refusal_names_the_field_and_the_way_out_but_not_the_address() -> None:
+    problem = media_problem(json.dumps(chat({"image_url": {"url": "https://secret.example/x"}})).encode(), HOSTS)
+
+    assert problem is not None
+    assert "image_url.url" in problem
+    assert "media.hosts" in problem
+    assert "secret" not in problem

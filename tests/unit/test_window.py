@@ -1,0 +1,160 @@
+"""How many requests are kept in flight, on a clock of the test's own."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from freight.core.window import OPAQUE_MOST, OPAQUE_START, Window
+
+LATENCY_S = 2.0
+
+
+class Server:
+    """A server that runs `capacity` requests at once, `latency_s` each; the rest queue."""
+
+    def __init__(self, capacity: int, latency_s: float = LATENCY_S) -> None:
+        self.capacity = capacity
+        self.latency_s = latency_s
+        self.now = 100.0
+
+    def serve(self, window: Window, rounds: int = 1) -> None:
+        """Answer a full window of requests, again and again."""
+        for _ in range(rounds):
+            size = window.limit
+            took = self.latency_s * max(1.0, size / self.capacity)
+            for number in range(size):
+                window.succeeded(self.now + took * (number + 1) / size, took, size)
+            self.now += took
+
+
+@pytest.mark.parametrize("size", [1, 3, 64, 5000])
+def test_a_fixed_window_stays_as_the_user_asked(size: int) -> None:
+    window = Window.fixed(size)
+
+    Server(capacity=10_000).serve(window, rounds=20)
+
+    assert window.limit == size
+
+
+@pytest.mark.parametrize("slots", [1, 8, 256])
+def test_the_window_of_a_known_engine_holds_a_few_more_than_its_slots_and_stays(slots: int) -> None:
+    window = Window.known(slots)
+    size = window.limit
+
+    Server(capacity=slots).serve(window, rounds=20)
+
+    assert slots < size <= slots + max(2, slots // 4)
+    assert window.limit == size
+
+
+def test_an_opaque_window_starts_at_64_and_doubles() -> None:
+    window = Window.opaque()
+    server = Server(capacity=100_000)
+    assert window.limit == OPAQUE_START == 64
+
+    seen = {window.limit}
+    for _ in range(100):
+        server.serve(window)
+        seen.add(window.limit)
+
+    assert seen == {64, 128, 256, 512, 1024, OPAQUE_MOST}
+
+
+@pytest.mark.parametrize("capacity", [10, 64, 100, 500, 1500])
+def test_an_opaque_window_stops_where_throughput_stops_growing(capacity: int) -> None:
+    window = Window.opaque()
+
+    Server(capacity).serve(window, rounds=200)
+
+    assert min(capacity, OPAQUE_MOST) <= window.limit < 4 * max(capacity, OPAQUE_START)
+
+
+def test_a_window_that_is_not_full_does_not_grow() -> None:
+    window = Window.opaque()
+
+    for number in range(2000):
+        window.succeeded(100.0 + number, LATENCY_S, in_flight=3)
+
+    assert window.limit == OPAQUE_START
+
+
+@pytest.mark.parametrize("window", [Window.fixed(64), Window.known(51), Window.opaque()])
+def test_push_back_halves_any_window_once_a_second(window: Window) -> None:
+    before = window.limit
+
+    for hundredths in range(100):
+        window.pushed_back(50.0 + hundredths / 100)
+    assert window.limit == before // 2
+
+    window.pushed_back(51.0)
+    assert window.limit == before // 4
+
+
+@pytest.mark.parametrize("make", [lambda: Window.fixed(64), lambda: Window.known(51), Window.opaque])
+def test_after_push_back_a_window_creeps_back_to_where_it_was_and_no_further(make: type[Window]) -> None:
+    window = make()
+    before = window.limit
+    server = Server(capacity=10_000)
+    window.pushed_back(server.now)
+    sizes = [window.limit]
+
+    for _ in range(200):
+        server.serve(window)
+        sizes.append(window.limit)
+
+    steps = [after - size for size, after in zip(sizes, sizes[1:], strict=False)]
+    assert all(0 <= step <= before // 8 for step in steps)
+    assert sizes[-1] == before
+
+
+def test_a_long_burst_of_push_back_does_not_pin_the_window_for_good() -> None:
+    window = Window.opaque()
+    server = Server(capacity=10_000)
+    for second in range(60):
+        window.pushed_back(server.now + second)
+    assert window.limit == 1
+
+    server.now += 60
+    server.serve(window, rounds=300)
+
+    assert window.limit == OPAQUE_START
+
+
+def test_a_window_that_grew_and_was_pushed_back_does_not_double_again() -> None:
+    window = Window.opaque()
+    server = Server(capacity=10_000)
+    while window.limit < 512:
+        server.serve(window)
+    window.pushed_back(server.now)
+
+    server.serve(window, rounds=300)
+
+    assert window.limit == 512
+
+
+EVENTS = st.lists(
+    st.tuples(
+        st.floats(0, 5),
+        st.floats(0, 1000),
+        st.integers(0, 3000),
+        st.sampled_from(["answer", "answer", "answer", "push-back"]),
+    ),
+    max_size=400,
+)
+WINDOWS = st.one_of(
+    st.integers(1, 5000).map(Window.fixed), st.integers(1, 5000).map(Window.known), st.builds(Window.opaque)
+)
+
+
+@given(WINDOWS, EVENTS)
+def test_a_window_never_falls_below_1_nor_rises_above_its_most(
+    window: Window, events: list[tuple[float, float, int, str]]
+) -> None:
+    now, most = 0.0, window.most
+    for passed, latency_s, in_flight, what in events:
+        now += passed
+        if what == "answer":
+            window.succeeded(now, latency_s, in_flight)
+        else:
+            window.pushed_back(now)
+        assert 1 <= window.limit <= most
