@@ -99,7 +99,8 @@ def _located(text: bytes, fallback: str) -> NotJson:
         raise NotJson(f"{name} is not JSON (use null)", _column(text, text.find(name.encode())))
 
     try:
-        json.loads(text, parse_constant=constant, parse_int=str)
+        # Decoded here: from bytes it would guess an encoding, by their zeros.
+        json.loads(text.decode(), parse_constant=constant, parse_int=str)
     except NotJson as error:
         return error
     except json.JSONDecodeError as error:

@@ -192,6 +192,11 @@ def test_overlong_cut_and_surrogate_encodings_are_not_utf8(bad: bytes) -> None:
     assert "UTF-8" in refusal(b'["' + bad + b'"]').reason
 
 
+@pytest.mark.parametrize("text", [b"\0", b"\0\0\0\0\0", b"{\0}\0", b"\0{\0}", b'{"a":"\0"}', b"\xef\xbb\xbf{}"])
+def test_zero_bytes_and_byte_order_marks_are_refused_like_any_other_fault(text: bytes) -> None:
+    assert refusal(text).column is not None
+
+
 NESTINGS = [(b"[", b"]"), (b'{"a":', b"}"), (b'[{"a":', b"}]")]
 
 

@@ -51,6 +51,8 @@ DEEP = b"[" * 510 + b"]" * 510
 
 CASES: list[tuple[str, bytes]] = [
     ("invalid_json", b""),
+    ("invalid_json", b"\0" * 512),
+    ("invalid_json", b"\xef\xbb\xbf" + line()),
     ("invalid_json", b"null"),
     ("invalid_json", b"17"),
     ("invalid_json", b'"text"'),
