@@ -111,7 +111,7 @@ SETTINGS: Final = (
     Setting("limits.file_bytes", 1 << 50, parse_size, "bytes in one input file"),
     Setting("limits.active_jobs", 20, _count, "unfinished jobs of one user"),
     Setting("media.hosts", (), _texts, "hosts from which records may have media fetched over https"),
-    Setting("engines.start_stall", 300.0, parse_duration, "a loading server without any sign of work for this long is given up"),
+    Setting("engines.start_stall", 300.0, parse_duration, "a loading server that shows no work for this long is given up"),
     Setting("engines.start_timeout", 7200.0, parse_duration, "a model server that is not ready after this is given up"),
     Setting("engines.stall", 300.0, parse_duration, "a model server that makes no token for this long is restarted"),
     Setting("engines.suspend_after", 900.0, parse_duration, "a job without any success for this long is suspended"),
@@ -157,6 +157,11 @@ class Config:
     models: dict[str, ModelEntry]
     pools: dict[str, Pool]
     paths: dict[str, PathGrant]
+
+    def local_devices(self) -> tuple[str, ...] | None:
+        """Return the devices declared for this machine; None for all there are."""
+        pool = self.pools.get("local")
+        return pool.devices if pool else None
 
     def __getitem__(self, key: str) -> Any:
         return self.values[key]

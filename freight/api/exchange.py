@@ -1,7 +1,13 @@
 """The workers' one call, as a bare ASGI application: the hot path has no framework in it."""
 
-from collections.abc import Awaitable, Callable
+import asyncio
+import socket
+from collections.abc import Awaitable, Callable, Generator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
+
+import uvicorn
 
 Scope = dict[str, Any]
 Receive = Callable[[], Awaitable[dict[str, Any]]]
@@ -34,3 +40,41 @@ async def _answer(send: Send, status: int, body: bytes) -> None:
     headers = [(b"content-type", b"application/msgpack"), (b"content-length", b"%d" % len(body))]
     await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": body})
+
+
+class ExchangeServer:
+    """Serves the workers' call on a Unix socket, in this event loop, and leaves signals to the command."""
+
+    def __init__(self, path: Path, exchange: Callable[[bytes], Awaitable[bytes]]) -> None:
+        self._path = path
+        config = uvicorn.Config(
+            ExchangeApp(exchange),
+            http="httptools",
+            ws="none",
+            lifespan="off",
+            access_log=False,
+            log_config=None,
+            timeout_graceful_shutdown=1,
+        )
+        self._server = _QuietServer(config)
+        self._task: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Begin to listen."""
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        listener.bind(str(self._path))
+        listener.listen(128)
+        self._task = asyncio.create_task(self._server.serve(sockets=[listener]))
+
+    async def stop(self) -> None:
+        """Stop listening, with all answers sent."""
+        self._server.should_exit = True
+        if self._task is not None:
+            await self._task
+
+
+class _QuietServer(uvicorn.Server):
+    @contextmanager
+    def capture_signals(self) -> Generator[None]:
+        """Take no signals: the command has handlers of its own."""
+        yield

@@ -55,11 +55,12 @@ def run(file: str, output: str, fail_on_errors: bool, **options: Any) -> int:
     # Imported here, so that --help stays fast.
     import uvloop
 
+    from freight.api.exchange import ExchangeServer
     from freight.cli.progress import RunConsole
     from freight.control.embedded import EmbeddedRun
 
     console = RunConsole()
-    job = EmbeddedRun(_request(file, output, options), settings(), console)
+    job = EmbeddedRun(_request(file, output, options), settings(), console, ExchangeServer)
     with console:
         outcome = uvloop.run(_with_signals(job))
     console.summary(outcome, output)

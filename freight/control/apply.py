@@ -25,6 +25,8 @@ from freight.store.database import StorageFull
 
 # A worker that was told to end and has not by then is killed.
 STOP_GRACE_S: Final = 45.0
+# In the control plane's folder for sockets.
+CONTROL_SOCKET: Final = "control.sock"
 _T = TypeVar("_T")
 
 
@@ -99,7 +101,7 @@ class Apply:
         await self._write(self._catalog.worker_starts, worker, job.row.id, action.source, str(folder), time.time())
         folder.mkdir(mode=0o700)
         log.parent.mkdir(mode=0o700, exist_ok=True)
-        place = WorkerPlace(worker, self._folder / "control.sock", folder, log, device)
+        place = WorkerPlace(worker, self._folder / CONTROL_SOCKET, folder, log, device)
         try:
             process = self._launcher.start(place)
         except LauncherError as error:

@@ -73,8 +73,8 @@ def _engine() -> Finding:
 
 def _devices(data: Path) -> Iterator[Finding]:
     try:
-        pool = load_config(read_registry(data), built_in_models()).pools.get("local")
-        for device in local_devices(pool):
+        declared = load_config(read_registry(data), built_in_models()).local_devices()
+        for device in local_devices(declared):
             taken = lock_device(device.id, lock_folder())
             if isinstance(taken, Holder):
                 yield Finding("device", f"{device.id}, held by process {taken.pid} ({taken.what})")

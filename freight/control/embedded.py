@@ -17,7 +17,7 @@ from freight.control.intake import Index, Limits, Problem, scan, sha256_of
 from freight.control.jobrun import EngineLimits, JobOptions, JobRun, Progress
 from freight.control.output import put_in_place, rows, write_aside
 from freight.control.resolve import choose_model, resolve
-from freight.control.service import ControlPlane
+from freight.control.service import ControlPlane, Listen
 from freight.control.statefolder import StateFolder, written
 from freight.core.job import FINAL, Event, State, Totals
 from freight.core.model import ModelSpec
@@ -84,8 +84,9 @@ class Console(Protocol):
 class EmbeddedRun:
     """One `freight run`, from its arguments to its outcome."""
 
-    def __init__(self, request: RunRequest, config: Config, console: Console) -> None:
+    def __init__(self, request: RunRequest, config: Config, console: Console, listen: Listen) -> None:
         self._request = request
+        self._listen = listen
         self._config = config
         self._console = console
         self._output = Path(request.output).absolute()
@@ -143,7 +144,9 @@ class EmbeddedRun:
     async def _prepare(self, stack: ExitStack) -> Outcome:
         file = await self._in_thread(open_input, self._request.file, self._keep_stream)
         stack.callback(file.close)
-        sample = await self._in_thread(inspect, file, self._config["limits.record_bytes"])
+        sample = await self._in_thread(
+            inspect, file, self._config["limits.record_bytes"], lambda: self._interrupted
+        )
         self._say_budgets(sample)
         typed, why = choose_model(self._request.model, next(iter(sample.models), None), self._config)
         if why:
@@ -151,7 +154,7 @@ class EmbeddedRun:
         model = await resolve(typed, self._config, self._request.ignore_record_model, self._wait_for_endpoint)
         self._check_options(model)
         check_models(file.shown, model, sample)
-        launcher = LocalLauncher(local_devices(self._config.pools.get("local")), lock_folder())
+        launcher = LocalLauncher(local_devices(self._config.local_devices()), lock_folder())
         self._state.sweep(launcher)
         previous = await self._previous(file, model)
         if isinstance(previous, Outcome):
@@ -319,7 +322,7 @@ class EmbeddedRun:
         return index
 
     async def _drive(self, run: JobRun, launcher: LocalLauncher) -> None:
-        plane = ControlPlane(self._state.catalog, launcher, self._state.lock, self._writer)
+        plane = ControlPlane(self._state.catalog, launcher, self._state.lock, self._writer, self._listen)
         await plane.start()
         self._plane = plane
         try:

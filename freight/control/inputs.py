@@ -234,15 +234,20 @@ class Sample:
     models: tuple[str | None, ...]
 
 
-def inspect(file: InputFile, limit: int) -> Sample:
+def inspect(file: InputFile, limit: int, stopped: Callable[[], bool] = lambda: False) -> Sample:
     """Return what the first twenty records show; raise UserError for a file that is not worth starting on.
 
     Refused: other formats, an array, an empty file, a line of the sample that is not JSON, and a sample
-    without any custom_id.
+    without any custom_id. Raises Interrupted once `stopped` returns True.
     """
+
+    def check_stopped(_: bytes) -> None:
+        if stopped():
+            raise Interrupted("interrupted while reading the input")
+
     _check_format(file)
     lines: list[tuple[PhysicalLine, Request | Rejection]] = []
-    for line in physical_lines(file.reader(), limit):
+    for line in physical_lines(file.reader(), limit, check_stopped):
         if line.is_blank():
             continue
         lines.append((line, _checked(line)))

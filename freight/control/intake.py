@@ -119,12 +119,17 @@ def scan(
     if limits.file_bytes is not None and file.size > limits.file_bytes:
         raise UserError(f"{file.shown} has {file.size} bytes; the limit (limits.file_bytes) is {limits.file_bytes}")
     digest = hashlib.sha256()
+
+    def seen(chunk: bytes) -> None:
+        digest.update(chunk)
+        # By the piece and not by the line, which may be endless.
+        if stopped():
+            raise Interrupted("interrupted while checking the input")
+
     found = _Scan(rules, on_problems)
-    for line in physical_lines(file.reader(), limits.record_bytes, digest.update):
+    for line in physical_lines(file.reader(), limits.record_bytes, seen):
         if not line.is_blank():
             found.add(line, limits.record_bytes)
-        if line.number % _BULK == 0 and stopped():
-            raise Interrupted("interrupted while checking the input")
         if limits.records is not None and len(found.offsets) > limits.records:
             raise UserError(f"{file.shown} has more than {limits.records} records, the limit (limits.records)")
     file.check_unchanged()

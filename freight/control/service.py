@@ -2,20 +2,17 @@
 
 import asyncio
 import shutil
-import socket
 import tempfile
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
-from typing import Final
+from typing import Final, Protocol
 
 import msgspec
-import uvicorn
 
-from freight.api.exchange import ExchangeApp
-from freight.control.apply import Apply
+from freight.control.apply import CONTROL_SOCKET, Apply
 from freight.control.jobrun import JobRun, Progress, WorkerRun
 from freight.core.job import FINAL, Event, State
 from freight.core.messages import PROTOCOL, Order, Orders, Phase, Report
@@ -30,14 +27,32 @@ _TICK_S: Final = 0.25
 _MOST_SOCKET_PATH: Final = 107 - len("/0123456789ab/engine.sock")
 
 
+class Listener(Protocol):
+    """What hears the workers."""
+
+    async def start(self) -> None:
+        """Begin to listen."""
+        ...
+
+    async def stop(self) -> None:
+        """Stop listening, with all answers sent."""
+        ...
+
+
+# Makes a listener on a Unix socket, given what answers a worker's report with its orders, both encoded.
+Listen = Callable[[Path, Callable[[bytes], Awaitable[bytes]]], Listener]
+
+
 class ControlPlane:
     """One control plane on one data folder. `writer` is the one thread that writes to the databases."""
 
-    def __init__(self, catalog: Catalog, launcher: Launcher, lock: FolderLock, writer: ThreadPoolExecutor) -> None:
+    def __init__(
+        self, catalog: Catalog, launcher: Launcher, lock: FolderLock, writer: ThreadPoolExecutor, listen: Listen
+    ) -> None:
         self._launcher = launcher
         self._lock = lock
         self._folder = _runtime_folder()
-        self._server = _Server(self._folder / "control.sock", ExchangeApp(self._exchange))
+        self._listener = listen(self._folder / CONTROL_SOCKET, self._exchange)
         self._jobs: dict[str, JobRun] = {}
         self._changed = asyncio.Event()
         self._stopping = False
@@ -46,7 +61,7 @@ class ControlPlane:
 
     async def start(self) -> None:
         """Begin to listen to workers."""
-        await self._server.start()
+        await self._listener.start()
 
     async def run(self, job: JobRun, show: Callable[[Progress], None]) -> None:
         """Run a job to its end; `show` is called with how it stands, several times a second.
@@ -87,7 +102,7 @@ class ControlPlane:
 
     async def close(self) -> None:
         """Stop listening and clean up. All workers must have ended."""
-        await self._server.stop()
+        await self._listener.stop()
         shutil.rmtree(self._folder, ignore_errors=True)
 
     async def _step(self, now: float) -> None:
@@ -158,39 +173,3 @@ def _runtime_folder() -> Path:
     raise OperationError(
         "the folder for temporary files has too long a path for sockets", "set TMPDIR to a shorter one"
     )
-
-
-class _Server:
-    """An ASGI server on a Unix socket, in this event loop, without signal handlers of its own."""
-
-    def __init__(self, path: Path, app: ExchangeApp) -> None:
-        self._path = path
-        config = uvicorn.Config(
-            app,
-            http="httptools",
-            ws="none",
-            lifespan="off",
-            access_log=False,
-            log_config=None,
-            timeout_graceful_shutdown=1,
-        )
-        self._server = _QuietServer(config)
-        self._task: asyncio.Task[None] | None = None
-
-    async def start(self) -> None:
-        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        listener.bind(str(self._path))
-        listener.listen(128)
-        self._task = asyncio.create_task(self._server.serve(sockets=[listener]))
-
-    async def stop(self) -> None:
-        self._server.should_exit = True
-        if self._task is not None:
-            await self._task
-
-
-class _QuietServer(uvicorn.Server):
-    @contextmanager
-    def capture_signals(self) -> Generator[None]:
-        """Leave signals to the command."""
-        yield

@@ -12,7 +12,6 @@ from typing import Final
 
 import psutil
 
-from freight.config import Pool
 from freight.core.device import Device, Holder
 from freight.errors import LauncherError, UserError
 from freight.launchers.base import WorkerPlace
@@ -144,14 +143,14 @@ def _kill(process: psutil.Process) -> None:
         return
 
 
-def local_devices(pool: Pool | None) -> list[Device]:
-    """Return the devices of this machine's pool: those that the configuration declares, else its CPU.
+def local_devices(declared: Sequence[str] | None) -> list[Device]:
+    """Return the devices of this machine's pool: those that the configuration declares, else (None) its CPU.
 
     Raises UserError for a declared device that this version cannot use.
     """
-    if pool is None or pool.devices is None:
+    if declared is None:
         return [Device("cpu:0", "cpu")]
-    for device in pool.devices:
+    for device in declared:
         if not re.fullmatch(r"cpu:\d+", device):
             raise UserError(f"pools.local.devices names {device}; this version has CPU devices only", 'use "cpu:0"')
-    return [Device(device, "cpu") for device in dict.fromkeys(pool.devices)]
+    return [Device(device, "cpu") for device in dict.fromkeys(declared)]

@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import msgspec
 
@@ -25,11 +25,14 @@ OUT = "out.jsonl"
 class Running:
     """`freight run` on the way; what it says is read as it comes."""
 
+    alive: ClassVar[set["Running"]] = set()
+
     def __init__(self, box: Box, *arguments: str, stdin: Any = subprocess.DEVNULL, **extra: str) -> None:
         self.child = box.start("run", *arguments, stdin=stdin, **extra)
         self._lines: list[str] = []
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
+        self.alive.add(self)
 
     def _read(self) -> None:
         assert self.child.stderr is not None
@@ -54,25 +57,29 @@ class Running:
         self.end()
 
     def give_up(self) -> None:
-        """End it if it still runs, whatever it says."""
+        """Kill it if it still runs, whatever it says."""
         if self.child.poll() is None:
-            self.kill()
+            self.signal(signal.SIGKILL)
+        self._close()
 
     def end(self, timeout: float = PATIENCE_S) -> Finished:
         """Wait for its end."""
         try:
             self.child.wait(timeout)
         except subprocess.TimeoutExpired:
-            self.signal(signal.SIGKILL)
             raise AssertionError(f"still running after {timeout} s; it said: {self.said()}") from None
-        self._reader.join(timeout)
-        assert self.child.stdout is not None
-        stdout = self.child.stdout.read()
-        self.child.stdout.close()
-        assert self.child.stderr is not None
-        self.child.stderr.close()
+        stdout = self._close()
         assert "Traceback" not in self.said(), self.said()
         return Finished(self.child.returncode, stdout, self.said())
+
+    def _close(self) -> str:
+        self.child.wait()
+        self._reader.join()
+        assert self.child.stdout is not None
+        assert self.child.stderr is not None
+        with self.child.stdout as out, self.child.stderr:
+            self.alive.discard(self)
+            return out.read()
 
     def ends_within(self, limit_s: float) -> Finished:
         """Wait for its end, which must come within `limit_s`."""
