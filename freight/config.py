@@ -111,7 +111,7 @@ SETTINGS: Final = (
     Setting("limits.file_bytes", 1 << 50, parse_size, "bytes in one input file"),
     Setting("limits.active_jobs", 20, _count, "unfinished jobs of one user"),
     Setting("media.hosts", (), _texts, "hosts from which records may have media fetched over https"),
-    Setting("engines.start_stall", 300.0, parse_duration, "a loading server that shows no work for this long is given up"),
+    Setting("engines.start_stall", 300.0, parse_duration, "a loading server that does nothing this long is given up"),
     Setting("engines.start_timeout", 7200.0, parse_duration, "a model server that is not ready after this is given up"),
     Setting("engines.stall", 300.0, parse_duration, "a model server that makes no token for this long is restarted"),
     Setting("engines.suspend_after", 900.0, parse_duration, "a job without any success for this long is suspended"),
@@ -120,6 +120,7 @@ SETTINGS: Final = (
 _BY_KEY: Final = {setting.key: setting for setting in SETTINGS}
 # Tables whose keys are names that the user chooses.
 _NAMED: Final = ("paths", "pools", "models")
+_TABLES: Final = 'write it as a table: [pools.local], and below it devices = "auto"'
 # Variables that are not settings of a section.
 VARIABLES: Final = {
     "FREIGHT_CONFIG": "the configuration file",
@@ -172,7 +173,7 @@ def config_file(environment: Mapping[str, str] = os.environ) -> Path | None:
     named = environment.get("FREIGHT_CONFIG")
     if named:
         if not Path(named).is_file():
-            raise UserError(f"FREIGHT_CONFIG names {named}, which is not a file")
+            raise UserError(f"FREIGHT_CONFIG names {named}, which is not a file", "name a TOML file, or unset it")
         return Path(named)
     folder = Path("/etc/freight") if os.geteuid() == 0 else Path(platformdirs.user_config_dir("freight"))
     path = folder / "config.toml"
@@ -215,14 +216,14 @@ def _read_file(path: Path, values: dict[str, Any], origins: dict[str, str], name
     try:
         content = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise UserError(f"cannot read {path}: {error.strerror}") from error
+        raise UserError(f"cannot read {path}: {error.strerror}", "name another with FREIGHT_CONFIG") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise UserError(f"{path} is not valid TOML: {error}") from error
+        raise UserError(f"{path} is not valid TOML: {error}", "see https://toml.io for the format") from error
     for key, value in _flatten(content):
         section = key.split(".")[0]
         if section in _NAMED:
             if not isinstance(value, dict):
-                raise UserError(f"{path}: {key} must be a table")
+                raise UserError(f"{path}: {key} must be a table", _TABLES)
             named[section] = value
             continue
         setting = _BY_KEY.get(key)
@@ -264,7 +265,7 @@ def _parsed(parse: Callable[[Any], _T], value: Any, where: str) -> _T:
     try:
         return parse(value)
     except ValueError as error:
-        raise UserError(f"{where} is {value!r}: {error}") from None
+        raise UserError(f"{where} is {value!r}: {error}", "freight config show lists every setting and its value") from None
 
 
 _ENTRY_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
@@ -274,7 +275,8 @@ def check_entry_name(name: str) -> None:
     """Raise UserError unless `name` can name a model."""
     if not _ENTRY_NAME.fullmatch(name):
         raise UserError(
-            f"{name!r} cannot name a model: use letters, digits, '_', '.' and '-', 64 at most, the first no sign"
+            f"{name!r} cannot name a model",
+            "use letters, digits, '_', '.' and '-', 64 at most, the first a letter or digit",
         )
 
 
@@ -282,7 +284,7 @@ def _model(where: str, name: str, table: Any) -> ModelEntry:
     try:
         check_entry_name(name)
     except UserError as error:
-        raise UserError(f"{where}: models.{name}: {error.message}") from None
+        raise UserError(f"{where}: models.{name}: {error.message}", error.hint) from None
     known = ModelEntry.__struct_fields__
     unknown = [key for key in _table(where, f"models.{name}", table) if key not in known]
     if unknown:
@@ -322,5 +324,5 @@ def _grant(where: str, name: str, table: Any) -> PathGrant:
 
 def _table(where: str, key: str, value: Any) -> dict[str, Any]:
     if not isinstance(value, dict):
-        raise UserError(f"{where}: {key} must be a table")
+        raise UserError(f"{where}: {key} must be a table", _TABLES)
     return value  # pyright: ignore[reportUnknownVariableType]

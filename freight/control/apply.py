@@ -98,7 +98,13 @@ class Apply:
         worker = uuid.uuid4().hex[:12]
         folder = self._folder / worker
         log = job.folder / "workers" / f"{worker}.log"
-        await self._write(self._catalog.worker_starts, worker, job.row.id, action.source, str(folder), time.time())
+        try:
+            await self._write(self._catalog.worker_starts, worker, job.row.id, action.source, str(folder), time.time())
+        except StorageFull as error:
+            if device is not None:
+                self._launcher.release(device)
+            job.found_full(time.monotonic(), error.message)
+            return
         folder.mkdir(mode=0o700)
         log.parent.mkdir(mode=0o700, exist_ok=True)
         place = WorkerPlace(worker, self._folder / CONTROL_SOCKET, folder, log, device)
@@ -126,7 +132,8 @@ class Apply:
         shutil.rmtree(worker.folder, ignore_errors=True)
         if not worker.stopping:
             self._start_failed(job, _last_words(worker, status))
-        await self._write(self._catalog.worker_ended, worker.id, worker.note, time.time())
+        with suppress(StorageFull):  # The next control plane on this folder finds out for itself.
+            await self._write(self._catalog.worker_ended, worker.id, worker.note, time.time())
         self._changed.set()
 
     def _start_failed(self, job: JobRun, last_words: str) -> None:
@@ -153,7 +160,7 @@ class Apply:
         try:
             await self._write(self._put_output, job, BATCH_FAILED, "")
         except StorageFull as error:
-            job.found_full(time.monotonic())
+            job.found_full(time.monotonic(), "no space left for the results file")
             await self.happened(job, Event.BLOCKED, error.message)
         else:
             await self.happened(job, Event.OUTPUT_WRITTEN)

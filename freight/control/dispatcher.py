@@ -4,6 +4,7 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Final, TypeVar
 
@@ -60,11 +61,16 @@ class Dispatcher:
         self.left = len(self._todo) + len(self._suspects)
         self.totals: Totals = results.totals()
         self.blocked = ""
+        self._given_up = asyncio.Event()
+
+    def give_up(self) -> None:
+        """Wait for room no longer: what does not fit now runs again another time."""
+        self._given_up.set()
 
     async def accept(self, report: Report) -> Totals:
         """Put what a report brings on disk and return by how much the totals changed.
 
-        While there is no room it waits, and `blocked` says so.
+        While there is no room it waits, and `blocked` says so; after `give_up` it raises StorageFull instead.
         """
         held = self._held.setdefault(report.worker, _Held())
         lines = list(report.done)
@@ -85,8 +91,12 @@ class Dispatcher:
             try:
                 result = await loop.run_in_executor(self._writer, call, *args)
             except StorageFull as error:
+                if self._given_up.is_set():
+                    raise
                 self.blocked = error.message
-                await asyncio.sleep(FULL_RETRY_S)
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(FULL_RETRY_S):
+                        await self._given_up.wait()
             else:
                 self.blocked = ""
                 return result

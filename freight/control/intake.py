@@ -17,6 +17,7 @@ from freight.errors import Interrupted, UserError
 KEY_BYTES: Final = 16
 _NO_KEY: Final = bytes(KEY_BYTES)
 _BULK: Final = 1000
+_SPLIT: Final = "split the file, or have the limit raised"
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +118,9 @@ def scan(
     when the file changes meanwhile.
     """
     if limits.file_bytes is not None and file.size > limits.file_bytes:
-        raise UserError(f"{file.shown} has {file.size} bytes; the limit (limits.file_bytes) is {limits.file_bytes}")
+        raise UserError(
+            f"{file.shown} has {file.size} bytes; the limit (limits.file_bytes) is {limits.file_bytes}", _SPLIT
+        )
     digest = hashlib.sha256()
 
     def seen(chunk: bytes) -> None:
@@ -131,7 +134,7 @@ def scan(
         if not line.is_blank():
             found.add(line, limits.record_bytes)
         if limits.records is not None and len(found.offsets) > limits.records:
-            raise UserError(f"{file.shown} has more than {limits.records} records, the limit (limits.records)")
+            raise UserError(f"{file.shown} has more than {limits.records} records, the limit (limits.records)", _SPLIT)
     file.check_unchanged()
     _reject_duplicates(file, found)
     found.flush()

@@ -116,6 +116,7 @@ class JobRun:
         self.wait_reason = ""
         now = time.monotonic()
         self.last_success = now
+        self._full_reason = ""
         self._full_until = 0.0
         self._full_pause_s = _FULL_PAUSE_S[0]
         self._ran_s = 0.0
@@ -161,8 +162,9 @@ class JobRun:
         while len(self._marks) > 2 and now - self._marks[1][0] > _RATE_WINDOW_S:
             self._marks.pop(0)
 
-    def found_full(self, now: float) -> None:
-        """The output did not fit: try again after a pause that grows."""
+    def found_full(self, now: float, what: str) -> None:
+        """Something did not fit on the disk, as `what` says: try again after a pause that grows."""
+        self._full_reason = what
         self._full_until = now + self._full_pause_s
         self._full_pause_s = min(_FULL_PAUSE_S[1], self._full_pause_s * 2)
 
@@ -170,7 +172,7 @@ class JobRun:
         """Decide whether the job can go on by itself: there is room on disk, and its servers take records."""
         pushed_back = bool(self.workers) and all(worker.pushed_back for worker in self.workers.values())
         if self.dispatcher.blocked or now < self._full_until:
-            self.blocked = self.dispatcher.blocked or "no space left for the results file"
+            self.blocked = self.dispatcher.blocked or self._full_reason
         elif pushed_back and now - self.last_success >= self.limits.suspend_after_s:
             note = next((worker.note for worker in self.workers.values() if worker.note), "it is overloaded")
             self.blocked = f"no success for {_minutes(self.limits.suspend_after_s)}: {note}"
@@ -217,7 +219,9 @@ class JobRun:
         return {"output": msgspec.to_builtins(written), "done": totals.done, "failed": totals.failed}
 
     def _worker_note(self) -> str:
-        return next((worker.note for worker in self.workers.values() if worker.note), "")
+        """Return what a worker waits for, where that is why the job does not get on."""
+        starting = self.row.state is State.STARTING
+        return next((w.note for w in self.workers.values() if w.note and (starting or w.pushed_back)), "")
 
 
 def _minutes(seconds: float) -> str:

@@ -129,9 +129,11 @@ def check_entry(name: str, entry: ModelEntry) -> None:
         check_command(name, entry.command, sources[0] if sources else "")
     else:
         if len(sources) != 1:
-            raise UserError(f"model {name} has engine llamacpp and needs one source, a .gguf file")
+            raise UserError(
+                f"model {name} has engine llamacpp and needs one source, a .gguf file", 'set source = "/path/m.gguf"'
+            )
         if not Path(sources[0]).is_file():
-            raise UserError(f"there is no model file {sources[0]}")
+            raise UserError(f"there is no model file {sources[0]}", "check the path")
         read_gguf(Path(sources[0]))
 
 

@@ -80,7 +80,8 @@ class ControlPlane:
                 await self._step(now)
                 show(job.progress(now))
                 with suppress(TimeoutError):
-                    await asyncio.wait_for(self._changed.wait(), _TICK_S)
+                    async with asyncio.timeout(_TICK_S):
+                        await self._changed.wait()
                 self._changed.clear()
         finally:
             await self._apply.end_workers(job)
@@ -91,6 +92,8 @@ class ControlPlane:
     def stop(self) -> None:
         """End: workers hand in what they have finished and go; jobs are QUEUED again."""
         self._stopping = True
+        for job in self._jobs.values():
+            job.dispatcher.give_up()
         self._changed.set()
 
     def kill(self) -> None:

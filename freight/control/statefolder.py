@@ -8,7 +8,7 @@ from typing import Final
 
 from freight.control.inputs import keep_stream
 from freight.control.output import Written
-from freight.errors import UserError
+from freight.errors import OperationError, UserError
 from freight.launchers.base import Launcher
 from freight.store.catalog import Catalog, JobRow
 from freight.store.folder import FolderLock
@@ -46,7 +46,10 @@ class StateFolder:
                 f"cannot make the state folder {self.shown}: {error.strerror}", "choose another folder for -o"
             ) from error
         self._lock = FolderLock(self.path)
-        self._lock.take(f"the state folder {self.shown}", wait)
+        try:
+            self._lock.take(f"the state folder {self.shown}", wait)
+        except OSError as error:
+            raise OperationError(f"cannot write to the state folder {self.shown}: {error.strerror}") from error
 
     def _check_own(self) -> None:
         if self.path.is_dir():

@@ -92,7 +92,9 @@ def read_key(file: str | None, variable: str | None, environment: Mapping[str, s
         try:
             return Path(file).expanduser().read_text().strip()
         except (OSError, UnicodeDecodeError) as error:
-            raise UserError(f"cannot read the API key file {file}: {_why(error)}") from error
+            raise UserError(
+                f"cannot read the API key file {file}: {_why(error)}", "name a text file that holds the key alone"
+            ) from error
     if variable:
         key = environment.get(variable)
         if not key:

@@ -73,4 +73,4 @@ def check_command(name: str, command: list[str], source: str) -> None:
             "let the command take one of them, as in --port {port}",
         )
     if source and ("/" in source or source.startswith(".")) and not Path(source).expanduser().exists():
-        raise UserError(f"the source of model {name} does not exist: {source}")
+        raise UserError(f"the source of model {name} does not exist: {source}", "correct the source of its entry")

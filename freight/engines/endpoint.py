@@ -39,14 +39,14 @@ def base_url(url: str) -> str:
     parts = _split(url)
     if parts is None:
         shown = "…@" + url.rpartition("@")[2] if "@" in url else url
-        raise UserError(f"{shown} is not an http or https URL of a server")
+        raise UserError(f"{shown} is not an http or https URL of a server", "write it as http://HOST:PORT")
     if "@" in parts.netloc:
         raise UserError(
             f"the URL of {parts.hostname} holds a password, which would show in process lists",
             f"put the key in the variable {KEY_VARIABLE}, or in a file named by api_key_file in a model entry",
         )
     if parts.query or parts.fragment:
-        raise UserError(f"{url} has a query or fragment; give the server's base URL alone")
+        raise UserError(f"{url} has a query or fragment", "give the server's base URL alone")
     path = parts.path.rstrip("/").removesuffix("/v1")
     return f"{parts.scheme}://{parts.netloc}{path}"
 

@@ -29,9 +29,9 @@ def read_gguf(path: Path) -> Gguf:
         with path.open("rb") as file:
             return Gguf(_read_facts(file, path))
     except OSError as error:
-        raise UserError(f"cannot read model file {path}: {error.strerror}") from error
+        raise UserError(f"cannot read model file {path}: {error.strerror}", "name one that you may read") from error
     except (struct.error, KeyError, ValueError, OverflowError) as error:
-        raise UserError(f"{path} starts like a GGUF file but is damaged or cut off") from error
+        raise UserError(f"{path} starts like a GGUF file but is damaged or cut off", "download it again") from error
 
 
 def _read_facts(file: BinaryIO, path: Path) -> dict[str, Any]:
@@ -43,7 +43,10 @@ def _read_facts(file: BinaryIO, path: Path) -> dict[str, Any]:
         )
     version, _tensors, count = struct.unpack("<IQQ", file.read(20))
     if version not in (2, 3):
-        raise UserError(f"{path} is a GGUF file of version {version}; versions 2 and 3 can be read")
+        raise UserError(
+            f"{path} is a GGUF file of version {version}; versions 2 and 3 can be read",
+            "convert it with a current llama.cpp",
+        )
     facts: dict[str, Any] = {}
     for _ in range(count):
         key = _read_text(file)

@@ -48,6 +48,10 @@ class Launcher(Protocol):
         """Hold `device` for the next worker on it; return who holds it when it is taken."""
         ...
 
+    def release(self, device: Device) -> None:
+        """Let go of a device that was taken and on which no worker was started."""
+        ...
+
     def start(self, place: WorkerPlace) -> RunningWorker:
         """Start a worker on a device that was taken; raise LauncherError when that fails."""
         ...

@@ -87,6 +87,10 @@ class LocalLauncher:
         self._held[device.id] = taken
         return None
 
+    def release(self, device: Device) -> None:
+        """Let go of a device that was taken and on which no worker was started."""
+        os.close(self._held.pop(device.id))
+
     def start(self, place: WorkerPlace) -> LocalWorker:
         """Start a worker process; raise LauncherError when the machine refuses."""
         lock = self._held.pop(place.device.id) if place.device else None

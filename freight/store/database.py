@@ -117,6 +117,14 @@ def _clear_errors(path: Path) -> Generator[None]:
     except apsw.BusyError as error:
         raise OperationError(f"{path} is in use by another process") from error
     except apsw.FullError as error:
-        raise StorageFull(f"no space left to open {path}", "free some space and run the same command again") from error
+        raise _no_space(path) from error
     except (apsw.CantOpenError, apsw.IOError, apsw.ReadOnlyError) as error:
         raise OperationError(f"cannot open {path}: {error}") from error
+    except OSError as error:
+        if is_full(error):
+            raise _no_space(path) from error
+        raise OperationError(f"cannot open {path}: {error.strerror}") from error
+
+
+def _no_space(path: Path) -> StorageFull:
+    return StorageFull(f"no space left to open {path}", "free some space and run the same command again")

@@ -25,7 +25,9 @@ def read_registry(folder: Path) -> dict[str, ModelEntry]:
     except FileNotFoundError:
         return {}
     except OSError as error:
-        raise OperationError(f"cannot read the model registry {path}: {error.strerror}") from error
+        raise OperationError(
+            f"cannot read the model registry {path}: {error.strerror}", "set FREIGHT_DATA to a folder of your own"
+        ) from error
     except msgspec.DecodeError as error:
         raise OperationError(
             f"the model registry {path} is damaged: {error}", "move it away and add the models again"
@@ -53,7 +55,9 @@ def changing_registry(folder: Path) -> Generator[dict[str, ModelEntry]]:
             os.fsync(file.fileno())
         aside.rename(folder / FILE)
     except OSError as error:
-        raise OperationError(f"cannot write the model registry in {folder}: {error.strerror}") from error
+        raise OperationError(
+            f"cannot write the model registry in {folder}: {error.strerror}", "set FREIGHT_DATA to another folder"
+        ) from error
     finally:
         os.close(lock)
 

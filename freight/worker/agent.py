@@ -119,8 +119,10 @@ class Agent:
         # A worker that got nothing asks again soon; one that was fed waits for results or an empty queue.
         pause = _PACE_S if fed else _NEWS_S
         await asyncio.sleep(pause if not driver.in_flight() else 0)
+        # Not wait_for, which loses a cancellation that comes together with what it waits for.
         with suppress(TimeoutError):
-            await asyncio.wait_for(driver.wake.wait(), _NEWS_S if driver.held() else HEARTBEAT_S / 4)
+            async with asyncio.timeout(_NEWS_S if driver.held() else HEARTBEAT_S / 4):
+                await driver.wake.wait()
 
     async def _exchange(self) -> Orders:
         """Make one report and return the orders; go on trying until it is answered, so that nothing is lost."""

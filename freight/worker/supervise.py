@@ -114,7 +114,8 @@ class ModelServer:
     async def dies(self) -> bool:
         """Return whether the server ends within a second: a broken connection often comes first."""
         try:
-            await asyncio.wait_for(self._exited.wait(), _DEATH_NOTICE_S)
+            async with asyncio.timeout(_DEATH_NOTICE_S):
+                await self._exited.wait()
         except TimeoutError:
             return False
         return True
@@ -170,7 +171,8 @@ class ModelServer:
         if self._process.returncode is None:
             self._signal(signal.SIGTERM)
             try:
-                await asyncio.wait_for(self._exited.wait(), grace_s)
+                async with asyncio.timeout(grace_s):
+                    await self._exited.wait()
             except TimeoutError:
                 self._signal(signal.SIGKILL)
         self._signal(signal.SIGKILL)

@@ -15,7 +15,7 @@ class Reply:
     """One answer."""
 
     status: int = 200
-    body: bytes = b'{"id":"x","choices":[{"index":0,"message":{"role":"assistant","content":"ok"},"finish_reason":"stop"}]}'
+    body: bytes = b'{"choices":[{"index":0,"message":{"role":"assistant","content":"ok"},"finish_reason":"stop"}]}'
     headers: dict[str, str] = field(default_factory=dict[str, str])
 
 
@@ -52,11 +52,11 @@ def scripted(answer: Callable[[str, int], Reply]) -> Generator[Scripted]:
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
 
-        def do_GET(self) -> None:  # noqa: N802
+        def do_GET(self) -> None:
             models = {"object": "list", "data": [{"id": "local-model", "object": "model"}]}
             self._send(Reply(script.health() if self.path == "/health" else 200, json.dumps(models).encode()))
 
-        def do_POST(self) -> None:  # noqa: N802
+        def do_POST(self) -> None:
             self._send(script.take(self.rfile.read(int(self.headers["Content-Length"]))))
 
         def _send(self, reply: Reply) -> None:

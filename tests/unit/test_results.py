@@ -88,7 +88,9 @@ OPERATIONS = st.lists(
 
 @settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(OPERATIONS, max_size=12))
-def test_after_any_operations_the_totals_are_those_of_a_recount(reports: list[list[tuple[int, int, int, bool]]]) -> None:
+def test_after_any_operations_the_totals_are_those_of_a_recount(
+    reports: list[list[tuple[int, int, int, bool]]],
+) -> None:
     with tempfile.TemporaryDirectory() as folder:
         results = Results(Path(folder) / "results.db", Locking.NETWORK)
         expected: dict[int, tuple[int, Line]] = {}
