@@ -265,7 +265,7 @@ def _parsed(parse: Callable[[Any], _T], value: Any, where: str) -> _T:
     try:
         return parse(value)
     except ValueError as error:
-        raise UserError(f"{where} is {value!r}: {error}", "freight config show lists every setting and its value") from None
+        raise UserError(f"{where} is {value!r}: {error}", "correct it, or take it out for the default") from None
 
 
 _ENTRY_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")

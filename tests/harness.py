@@ -175,15 +175,15 @@ class Engine:
 
 
 @contextmanager
-def engine(folder: Path, *options: str, port: int = 0) -> Generator[Engine]:
-    """Run a simulated engine that records what it receives, for as long as the block takes."""
+def engine(folder: Path, *options: str, port: int = 0, record: bool = True) -> Generator[Engine]:
+    """Run a simulated engine, for as long as the block takes; it records what it receives unless told not to."""
     folder.mkdir(parents=True, exist_ok=True)
     url_file = folder / "url"
     url_file.unlink(missing_ok=True)
     child = subprocess.Popen(
         [
             sys.executable, "-m", "bench.simengine", "--port", str(port), "--port-file", str(url_file),
-            "--record", str(folder / "record"), *options,
+            *(("--record", str(folder / "record")) if record else ()), *options,
         ],
         cwd=ROOT,
     )  # fmt: skip

@@ -50,7 +50,7 @@ class Dispatcher:
         self._epoch = row.epoch
         self._writer = writer
         self._reader = reader
-        settled = results.settled(index.records, row.retried)
+        self._settled = settled = results.settled(index.records, row.retried)
         self._todo: NDArray[numpy.int64] = numpy.flatnonzero(~settled & (index.endpoints > 0))
         self._next = 0
         self._front: deque[Returned] = deque()
@@ -79,7 +79,10 @@ class Dispatcher:
         changed = await self._write(self._results.put, lines, self._epoch) if lines else Totals()
         for line in lines:
             self._suspects.pop(line.index, None)
-            if held.tries.pop(line.index, None) is not None:
+            held.tries.pop(line.index, None)
+            # Once, whoever brings it: a worker may be lost, and its records shared out again, during the write.
+            if not self._settled[line.index]:
+                self._settled[line.index] = True
                 self.left -= 1
         self._take_back(held, report)
         self.totals = self.totals.plus(changed)
@@ -129,7 +132,9 @@ class Dispatcher:
     def lost(self, worker: str) -> None:
         """Take back all that a worker held that is gone; no record is charged for it."""
         held = self._held.pop(worker, _Held())
-        for index, tries in held.tries.items():
+        # Emptied, because a report of that worker may still be being written.
+        left, held.tries = held.tries, {}
+        for index, tries in left.items():
             if index not in self._suspects:
                 self._front.append(Returned(index, tries))
 
@@ -166,6 +171,9 @@ class Dispatcher:
         while len(chosen) < min(want, SLICE_RECORDS):
             if self._front:
                 back = self._front[0]
+                if self._settled[back.index]:
+                    self._front.popleft()
+                    continue
             elif self._next < len(self._todo):
                 back = Returned(int(self._todo[self._next]), 0)
             else:

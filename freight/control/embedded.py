@@ -22,10 +22,11 @@ from freight.control.statefolder import StateFolder, written
 from freight.core.job import FINAL, Event, State, Totals
 from freight.core.model import ModelSpec
 from freight.core.record import Rules
-from freight.errors import Interrupted, UserError
+from freight.errors import Interrupted, OperationError, UserError
 from freight.launchers.local import LocalLauncher, local_devices
 from freight.launchers.locks import lock_folder
 from freight.store.catalog import JobRow
+from freight.store.database import DamagedError
 from freight.store.results import Failure, Results
 
 MOST_LISTED: Final = 20
@@ -121,6 +122,11 @@ class EmbeddedRun:
                 return await self._prepare(stack)
         except asyncio.CancelledError:
             raise Interrupted("interrupted before any record ran") from None
+        except DamagedError as error:
+            raise OperationError(
+                f"the state folder {self._state.shown} is damaged: {error}",
+                "the input and the output are untouched; start over with --fresh",
+            ) from error
         finally:
             self._state.close()
             self._writer.shutdown()
@@ -144,9 +150,7 @@ class EmbeddedRun:
     async def _prepare(self, stack: ExitStack) -> Outcome:
         file = await self._in_thread(open_input, self._request.file, self._keep_stream)
         stack.callback(file.close)
-        sample = await self._in_thread(
-            inspect, file, self._config["limits.record_bytes"], lambda: self._interrupted
-        )
+        sample = await self._in_thread(inspect, file, self._config["limits.record_bytes"], lambda: self._interrupted)
         self._say_budgets(sample)
         typed, why = choose_model(self._request.model, next(iter(sample.models), None), self._config)
         if why:

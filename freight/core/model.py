@@ -1,6 +1,7 @@
 """What a model is: an entry as users write it, and the same resolved for one job."""
 
 from enum import StrEnum
+from typing import Annotated
 
 import msgspec
 
@@ -26,8 +27,8 @@ class ModelEntry(msgspec.Struct, forbid_unknown_fields=True, frozen=True, omit_d
 
     engine: EngineName
     source: str | list[str] = ""
-    gpus: int | None = None
-    context: int | None = None
+    gpus: Annotated[int, msgspec.Meta(ge=0)] | None = None
+    context: Annotated[int, msgspec.Meta(ge=1)] | None = None
     batch: bool = False
     aliases: list[str] = []
     args: list[str] = []

@@ -290,7 +290,7 @@ _ASCII_ESCAPE: Final = re.compile(rb"\\u00[2-7]")
 def with_model(body: bytes, current: bytes, model: ModelName) -> bytes:
     """Return `body` with its `model` as `model` says; `current` is the token of the value it has.
 
-    Duplicate keys are all rewritten: readers differ in which one they take.
+    Duplicate keys all get the same value: readers differ in which one they take.
     """
     if model.fill is None:
         return body
@@ -299,9 +299,9 @@ def with_model(body: bytes, current: bytes, model: ModelName) -> bytes:
         is_empty = body[1:].lstrip(b" \t\r\n") == b"}"
         return b'{"model":' + name + (b"" if is_empty else b",") + body[1:]
     single = body.count(b'"model"') == 1 and not _ASCII_ESCAPE.search(body)
-    if current == name and single:
-        return body
     if current[:1] == b'"' and jsonbytes.text_of(current) in model.keep:
+        name = current
+    if current == name and single:
         return body
     if single:
         key = _MODEL_KEY.search(body)

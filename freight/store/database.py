@@ -33,6 +33,10 @@ class Database(Protocol):
     def close(self) -> None: ...
 
 
+# What any statement raises that meets a damaged page.
+DamagedError = apsw.CorruptError
+
+
 class StorageFull(OperationError):
     """The disk (or a quota) has no room. Nothing was written; the same call may succeed later."""
 

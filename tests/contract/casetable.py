@@ -13,7 +13,7 @@ from tests.cases.gen import MAKERS
 from tests.harness import CASES, Box, Engine, Finished, Json, code, content
 
 BIG = bool(os.environ.get("FREIGHT_BIG_TESTS"))
-AT_ONCE = 4
+AT_ONCE = 3
 
 
 def input_of(name: str, folder: Path, most: int | None = None) -> Path:

@@ -10,17 +10,17 @@ import pytest
 
 from tests.harness import Box, engine
 
-AT_ONCE: Final = 5
+AT_ONCE: Final = 4
 
 
 class Started:
-    """The module's scenarios, all started at the first test that asks for one."""
+    """All scenarios that were asked for, started together at the first test that waits for one."""
 
     def __init__(self, items: list[pytest.Function], folder: Path, stack: ExitStack) -> None:
         self._folder = folder
-        self._stack = stack
-        shares = any("sim" in item.function.takes for item in items)
-        self._sim = stack.enter_context(engine(folder / "engine", "--count-prompts")) if shares else None
+        # One engine a module, so that what one module's prompts did does not matter to another.
+        names = {item.module.__name__ for item in items if "sim" in item.function.takes}
+        self._sims = {name: stack.enter_context(engine(folder / name, "--count-prompts")) for name in sorted(names)}
         self._pool = ThreadPoolExecutor(AT_ONCE)
         stack.callback(self._pool.shutdown, cancel_futures=True)
         self._futures: dict[str, Future[None]] = {
@@ -30,7 +30,8 @@ class Started:
     def _play(self, number: int, item: pytest.Function) -> None:
         folder = self._folder / f"{number}"
         (folder / "box").mkdir(parents=True)
-        given: dict[str, Any] = {"box": Box(folder / "box"), "folder": folder, "sim": self._sim}
+        sim = self._sims.get(item.module.__name__)
+        given: dict[str, Any] = {"box": Box(folder / "box"), "folder": folder, "sim": sim}
         if hasattr(item, "callspec"):
             given |= item.callspec.params
         item.function.scenario(**{name: given[name] for name in item.function.takes})
@@ -40,13 +41,13 @@ class Started:
         self._futures[nodeid].result()
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def started(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Generator[Started]:
-    """Run this module's scenarios, a few at a time."""
+    """Run the scenarios, a few at a time."""
     items = [
         item
         for item in request.session.items
-        if isinstance(item, pytest.Function) and item.module is request.module and hasattr(item.function, "scenario")
+        if isinstance(item, pytest.Function) and hasattr(item.function, "scenario")
     ]
     with ExitStack() as stack:
         yield Started(items, tmp_path_factory.mktemp("scenarios"), stack)

@@ -1,4 +1,4 @@
-"""A way to write a test that runs side by side with the others of its module."""
+"""A way to write a test that waits more than it works: it runs side by side with the others of its kind."""
 
 from collections.abc import Callable
 from inspect import Parameter, Signature, signature
@@ -11,7 +11,7 @@ def side_by_side(scenario: Callable[..., None]) -> Callable[..., None]:
     """Turn a scenario into a test that waits for the scenario, which runs in a thread.
 
     It may take `box` (a box of its own), `folder` (a folder of its own, around the box), `sim` (a simulated
-    engine that the module's scenarios share, which counts prompts) and what the test is parametrized by.
+    engine that its module's scenarios share, which counts prompts) and what the test is parametrized by.
     """
     takes = tuple(signature(scenario).parameters)
 

@@ -102,7 +102,7 @@ def test_input_from_a_pipe_is_kept_for_going_on(number: int, box: Box, folder: P
 def test_input_that_changes_stops_the_run_and_costs_nothing(number: int, how: str, box: Box, folder: Path) -> None:
     file = box.write("in.jsonl", [chat(f"r{n}", f"{how} {n}") for n in range(6)])
     before = file.read_bytes()
-    with engine(folder / "engine", "--latency", "0.3", "--count-prompts") as slow:
+    with engine(folder / "engine", "--latency", "0.5", "--count-prompts") as slow:
         arguments = ("run", "in.jsonl", "-o", "out.jsonl", "--model", slow.url, "--concurrency", "1")
         run = box.start(*arguments)
         wait_until(lambda: slow.counts()["requests"] >= 3, "two records are done")
@@ -162,7 +162,7 @@ def test_settings_have_their_effect_or_are_refused(number: int, box: Box, folder
         assert done.last_line() == "hint: freight run --help"
     box.write("in.jsonl", [chat(f"r{n}", f"text {n}", temperature=n) for n in range(8)])
     for concurrency, most in (("2", 2), ("auto", 8)):
-        with engine(folder / concurrency, "--latency", "0.2") as slow:
+        with engine(folder / concurrency, "--latency", "0.6") as slow:
             output = f"{concurrency}.jsonl"
             run = box.freight("run", "in.jsonl", "-o", output, "--model", slow.url, "--concurrency", concurrency)
             assert run.status == 0

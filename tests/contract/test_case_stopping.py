@@ -84,7 +84,7 @@ def test_second_ctrl_c_exits_at_once(number: int, box: Box, folder: Path) -> Non
 @side_by_side
 def test_kill_of_any_process_loses_and_repeats_nothing(number: int, victim: str, box: Box, folder: Path) -> None:
     expected = cancel24(box, 0.5)
-    command = engine_command(folder, "--latency", "0.1")
+    command = engine_command(folder, "--latency", "0.3")
     box.configure(model_toml("local-model", engine="command", command=command))
     arguments = ("run", "in.jsonl", "-o", "out.jsonl", "--concurrency", "4")
     run = box.start(*arguments)
@@ -111,7 +111,7 @@ def test_kill_of_any_process_loses_and_repeats_nothing(number: int, victim: str,
 def test_torn_journal_costs_the_torn_record_at_most(number: int, box: Box, folder: Path) -> None:
     text = (INPUTS / "87_cancel24.jsonl").read_text().replace("STUB:sleep=5 ", "")
     (box.folder / "in.jsonl").write_text("".join(text.splitlines(keepends=True)[:8]))
-    with engine(folder / "engine", "--latency", "0.4", "--count-prompts") as slow:
+    with engine(folder / "engine", "--latency", "0.6", "--count-prompts") as slow:
         arguments = ("run", "../in.jsonl", "-o", "out.jsonl", "--model", slow.url, "--concurrency", "1")
         first = box.folder / "whole"
         first.mkdir()
@@ -172,9 +172,9 @@ def test_only_failures_run_again(number: int, box: Box, sim: Engine) -> None:
 @pytest.mark.parametrize("number", [pytest.param(90, id="case-90")])
 @side_by_side
 def test_time_that_runs_out_keeps_the_finished_part(number: int, box: Box, sim: Engine) -> None:
-    expected = cancel24(box, 3.5)
+    expected = cancel24(box, 7)
     arguments = ("run", "in.jsonl", "-o", "out.jsonl", "--model", sim.url, "--timeout")
-    done = box.freight(*arguments, "2500ms")
+    done = box.freight(*arguments, "5s")
     assert done.status == 1
     assert "18 of 24" in done.stderr
     assert ids(box) == expected

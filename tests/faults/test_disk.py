@@ -116,10 +116,11 @@ def test_engine_that_dies_on_a_full_disk_is_started_again_once_there_is_room(
     nothing_left(box)
 
 
-def test_worker_lost_on_a_full_disk_is_replaced_once_there_is_room(
+def test_worker_lost_while_its_results_wait_for_room_is_replaced_and_they_count_once(
     box: Box, disk: SmallDisk, tmp_path: Path
 ) -> None:
-    box.configure(model_toml("mine", engine="command", command=engine_command(tmp_path, "--digest", "--latency", "0.03")))
+    command = engine_command(tmp_path, "--digest", "--latency", "0.03")
+    box.configure(model_toml("mine", engine="command", command=command))
     running = start(box, disk, "mine")
     wait_until(lambda: len(received(tmp_path / "record")) >= 120, "the engine is at work")
     disk.fill()
@@ -127,15 +128,30 @@ def test_worker_lost_on_a_full_disk_is_replaced_once_there_is_room(
     [worker] = workers_of(box)
     os.kill(worker, signal.SIGKILL)
     nothing_but(box, running)
-    said = len(running.said())
-    wait_until(lambda: "SUSPENDED" in running.said()[said:] or running.child.poll() is not None, "it waits for room")
-    assert running.child.poll() is None, running.said()
-    assert not workers_of(box)
     disk.free()
     finished = running.end()
     assert finished.status == 0, finished
     check_output(box, disk)
     nothing_left(box)
+
+
+def test_worker_that_cannot_be_replaced_on_a_full_disk_is_once_there_is_room(
+    box: Box, disk: SmallDisk, tmp_path: Path
+) -> None:
+    command = engine_command(tmp_path, "--digest", "--latency", "1")
+    box.configure(model_toml("mine", engine="command", command=command))
+    box.write("few.jsonl", records(12))
+    running = Running(box, "few.jsonl", "-o", str(disk.path / "few"), "--model", "mine", "--concurrency", "6")
+    wait_until(lambda: len(received(tmp_path / "record")) >= 6, "the engine is at work")
+    disk.fill()
+    [worker] = workers_of(box)
+    os.kill(worker, signal.SIGKILL)
+    assert "no space left" in suspended_line(running)
+    assert {process.pid for process in box.processes()} == {running.child.pid}
+    disk.free()
+    finished = running.end()
+    assert finished.status == 0, finished
+    check_complete(box, 12, str(disk.path / "few"))
 
 
 def nothing_but(box: Box, running: Running) -> None:

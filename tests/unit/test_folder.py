@@ -35,9 +35,25 @@ sys.stdin.read()
 database.close()
 lock.release()
 """
-NO_FLOCK = """
+NO_LOCKS = """
+#define _GNU_SOURCE
+#include <dlfcn.h>
 #include <errno.h>
-int flock(int fd, int operation) { errno = ENOLCK; return -1; }
+#include <fcntl.h>
+#include <stdarg.h>
+
+static int refused(void) { errno = ENOLCK; return -1; }
+
+static int others(const char *name, int fd, int command, va_list rest) {
+    void *argument = va_arg(rest, void *);
+    va_end(rest);
+    if (command == F_GETLK || command == F_SETLK || command == F_SETLKW) return refused();
+    return ((int (*)(int, int, ...))dlsym(RTLD_NEXT, name))(fd, command, argument);
+}
+
+int flock(int fd, int operation) { return refused(); }
+int fcntl(int fd, int command, ...) { va_list r; va_start(r, command); return others("fcntl", fd, command, r); }
+int fcntl64(int fd, int command, ...) { va_list r; va_start(r, command); return others("fcntl64", fd, command, r); }
 """
 
 
@@ -69,14 +85,14 @@ def no_flock(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="module")
 def shim(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A library in whose processes every flock is refused."""
+    """A library in whose processes every lock on a file is refused."""
     compiler = shutil.which("cc")
     if compiler is None:
         pytest.skip("there is no C compiler")
     folder = tmp_path_factory.mktemp("shim")
-    (folder / "noflock.c").write_text(NO_FLOCK)
-    library = folder / "noflock.so"
-    command = [compiler, "-shared", "-fPIC", "-o", str(library), str(folder / "noflock.c")]
+    (folder / "nolocks.c").write_text(NO_LOCKS)
+    library = folder / "nolocks.so"
+    command = [compiler, "-shared", "-fPIC", "-o", str(library), str(folder / "nolocks.c"), "-ldl"]
     subprocess.run(command, check=True, timeout=60)
     return library
 
@@ -265,7 +281,7 @@ def test_a_damaged_owner_file_owns_nothing(tmp_path: Path) -> None:
     own(tmp_path).release()
 
 
-def test_a_real_process_without_flock_keeps_the_folder_from_others(tmp_path: Path, shim: Path) -> None:
+def test_a_real_process_without_any_file_locks_keeps_the_folder_and_its_database(tmp_path: Path, shim: Path) -> None:
     with another_owner(tmp_path, shim) as (first, locking):
         assert locking == "OWNER_FILE"
         with another_owner(tmp_path, shim) as (second, why):
