@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: install demo test check bench clean
+.PHONY: install demo test lint check bench clean
 
 install: $(VENV)/.installed
 
@@ -24,11 +24,12 @@ demo: install
 test: install
 	@$(BIN)/python -W error -m pytest
 
-check: install
+lint: install
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
-	@$(BIN)/pyright
-	@$(BIN)/python -W error -m pytest
+	@$(BIN)/pyright --pythonpath $(BIN)/python
+
+check: lint test
 
 bench: install
 	@$(BIN)/python -m bench.scale --records 150000

@@ -31,7 +31,10 @@ _T = TypeVar("_T")
 
 
 class Apply:
-    """Performs actions on one control plane's jobs. `strangers` are holders of devices that are not ours."""
+    """Performs actions on one control plane's jobs.
+
+    `strangers` are holders of devices that are not ours, by device; `failure` is what broke the watch over a worker.
+    """
 
     def __init__(
         self, catalog: Catalog, launcher: Launcher, folder: Path, writer: ThreadPoolExecutor, changed: asyncio.Event
@@ -43,6 +46,7 @@ class Apply:
         self._changed = changed
         self._watching: set[asyncio.Task[None]] = set()
         self.strangers: dict[str, str] = {}
+        self.failure: Exception | None = None
 
     async def do(self, action: Action, job: JobRun) -> None:
         """Perform one action."""
@@ -125,6 +129,13 @@ class Apply:
 
     async def _watch(self, job: JobRun, worker: WorkerRun) -> None:
         """Wait for a worker's end, prove that all of it is gone, and give back what it held."""
+        try:
+            await self._see_off(job, worker)
+        except Exception as error:
+            self.failure = error
+        self._changed.set()
+
+    async def _see_off(self, job: JobRun, worker: WorkerRun) -> None:
         status = await worker.process.ended()
         await worker.process.clear()
         del job.workers[worker.id]
@@ -134,7 +145,6 @@ class Apply:
             self._start_failed(job, _last_words(worker, status))
         with suppress(StorageFull):  # The next control plane on this folder finds out for itself.
             await self._write(self._catalog.worker_ended, worker.id, worker.note, time.time())
-        self._changed.set()
 
     def _start_failed(self, job: JobRun, last_words: str) -> None:
         job.failed_starts += 1
@@ -189,4 +199,4 @@ class Apply:
 
 def _last_words(worker: WorkerRun, status: int) -> str:
     why = worker.note or f"the worker process ended with status {status}"
-    return "\n".join([why, *worker.log_tail])
+    return "\n".join([why, *(f"  | {line}" for line in worker.log_tail)])

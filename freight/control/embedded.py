@@ -18,7 +18,7 @@ from freight.control.jobrun import EngineLimits, JobOptions, JobRun, Progress
 from freight.control.output import put_in_place, rows, write_aside
 from freight.control.resolve import choose_model, resolve
 from freight.control.service import ControlPlane, Listen
-from freight.control.statefolder import StateFolder, written
+from freight.control.statefolder import INPUT_KEY, StateFolder, written
 from freight.core.job import FINAL, Event, State, Totals
 from freight.core.model import ModelSpec
 from freight.core.record import Rules
@@ -365,7 +365,7 @@ def _limits(config: Config) -> EngineLimits:
 def job_spec(sha256: str, model: ModelSpec, request: RunRequest) -> dict[str, Any]:
     """Return what makes two runs the same, in words that a refusal can name."""
     return {
-        "input (SHA-256)": sha256,
+        INPUT_KEY: sha256,
         **model.identity,
         "--ignore-record-model": request.ignore_record_model,
     }

@@ -17,7 +17,7 @@ from freight.control.jobrun import JobRun, Progress, WorkerRun
 from freight.core.job import FINAL, Event, State
 from freight.core.messages import PROTOCOL, Order, Orders, Phase, Report
 from freight.core.plan import DeviceView, Snapshot, plan
-from freight.errors import FreightError, OperationError
+from freight.errors import OperationError
 from freight.launchers.base import Launcher
 from freight.store.catalog import Catalog
 from freight.store.folder import OWNER_BEAT_S, FolderLock
@@ -55,6 +55,8 @@ class ControlPlane:
         self._listener = listen(self._folder / CONTROL_SOCKET, self._exchange)
         self._jobs: dict[str, JobRun] = {}
         self._changed = asyncio.Event()
+        # Held while a job's state is looked at and changed.
+        self._deciding = asyncio.Lock()
         self._stopping = False
         self._failure: BaseException | None = None
         self._apply = Apply(catalog, launcher, self._folder, writer, self._changed)
@@ -79,6 +81,8 @@ class ControlPlane:
                     beaten_at = now
                 await self._step(now)
                 show(job.progress(now))
+                if job.row.state in FINAL:
+                    break
                 with suppress(TimeoutError):
                     async with asyncio.timeout(_TICK_S):
                         await self._changed.wait()
@@ -109,13 +113,15 @@ class ControlPlane:
         shutil.rmtree(self._folder, ignore_errors=True)
 
     async def _step(self, now: float) -> None:
-        if self._failure is not None:
-            raise self._failure
-        for job in self._jobs.values():
-            job.tick(now)
-            await self._apply.follow(job)
-        for action in plan(self._snapshot(), now):
-            await self._apply.do(action, self._jobs[action.job])
+        failure = self._failure or self._apply.failure
+        if failure is not None:
+            raise failure
+        async with self._deciding:
+            for job in self._jobs.values():
+                job.tick(now)
+                await self._apply.follow(job)
+            for action in plan(self._snapshot(), now):
+                await self._apply.do(action, self._jobs[action.job])
 
     def _snapshot(self) -> Snapshot:
         held = {w.device: f"worker {w.id}" for job in self._jobs.values() for w in job.workers.values() if w.device}
@@ -136,7 +142,8 @@ class ControlPlane:
             return worker.last_orders
         try:
             orders = await self._orders(job, worker, report)
-        except FreightError as error:
+        except Exception as error:
+            # For the loop to raise: an error's message for the user, or a bug, which must not look like a worker's.
             self._failure = error
             self._changed.set()
             orders = Orders(PROTOCOL, Order.STOP)
@@ -148,8 +155,13 @@ class ControlPlane:
         news = worker.phase is not report.phase
         job.note_report(worker, report, now)
         await job.dispatcher.accept(report)
-        if news or job.dispatcher.left == 0:
+        if job.dispatcher.left == 0:
+            worker.stopping = True
+        if news or worker.stopping:
             self._changed.set()
+        if news:
+            async with self._deciding:
+                await self._apply.follow(job)
         setup = job.setup(worker.source) if report.number == 1 else None
         if self._stopping or worker.stopping or report.phase in (Phase.FAILED, Phase.STOPPED):
             return Orders(PROTOCOL, Order.STOP, setup=setup)

@@ -1,5 +1,6 @@
 """The folder beside the output in which an embedded run keeps its state."""
 
+import hashlib
 import shutil
 import time
 from collections.abc import Callable
@@ -14,6 +15,8 @@ from freight.store.catalog import Catalog, JobRow
 from freight.store.folder import FolderLock
 from freight.store.results import Results
 
+# In a job's spec: what its input is known by.
+INPUT_KEY: Final = "input (SHA-256)"
 CATALOG: Final = "catalog.db"
 RESULTS: Final = "results.db"
 _OWN_FILES: Final = ("owner", CATALOG)
@@ -76,6 +79,10 @@ class StateFolder:
     def close(self) -> None:
         """Let the folder go. One that this run made and that came to hold no job goes away again."""
         holds_job = self._catalog is not None and self.job() is not None
+        kept = self._kept_input() if holds_job else None
+        for path in self.path.glob("input*"):
+            if path != kept:
+                path.unlink(missing_ok=True)
         if self._catalog is not None:
             self._catalog.close()
         if self.is_new and not holds_job:
@@ -84,14 +91,25 @@ class StateFolder:
             self._lock.release()
 
     def keep_stream(self, source: int, stopped: Callable[[], bool]) -> Path:
-        """Keep a stream's bytes; an empty stream means those kept before."""
-        kept, arrived = self.path / "input.jsonl", self.path / "input.new"
+        """Keep a stream's bytes; an empty stream means those that the folder's job was begun with."""
+        arrived = self.path / "input.new"
         keep_stream(source, arrived, stopped)
-        if kept.exists() and not arrived.stat().st_size:
+        before = self._kept_input()
+        if before is not None and not arrived.stat().st_size:
             arrived.unlink()
-        else:
-            arrived.replace(kept)
-        return kept
+            return before
+        with arrived.open("rb") as file:
+            kept = self._input_path(hashlib.file_digest(file, "sha256").hexdigest())
+        return arrived.replace(kept)
+
+    def _input_path(self, sha256: str) -> Path:
+        return self.path / f"input-{sha256[:16]}.jsonl"
+
+    def _kept_input(self) -> Path | None:
+        """Return the kept bytes that the folder's job was begun with."""
+        row = self.job()
+        kept = self._input_path(row.spec[INPUT_KEY]) if row else None
+        return kept if kept and kept.exists() else None
 
     def sweep(self, launcher: Launcher) -> None:
         """End and remove what an earlier run that was killed left behind."""

@@ -74,7 +74,7 @@ NEXT: Final[dict[tuple[State, Event], State]] = {
     (State.FAILED, Event.CONTINUED): State.QUEUED,
     (State.CANCELLED, Event.CONTINUED): State.QUEUED,
     (State.TIMED_OUT, Event.CONTINUED): State.QUEUED,
-    **{(s, Event.RETRIED): State.QUEUED for s in (*FINAL, State.QUEUED)},
+    **{(s, Event.RETRIED): State.QUEUED for s in (*sorted(FINAL), State.QUEUED)},
 }
 
 

@@ -163,9 +163,10 @@ def _end(job: JobView, then: Action) -> list[Action]:
 
 
 def _plan_starts(job: JobView, snapshot: Snapshot, free: list[str], now: float) -> list[Action]:
-    ready_at = job.failed_at + START_BACKOFF_S[min(job.failed_starts, len(START_BACKOFF_S)) - 1]
-    if job.failed_starts and now < ready_at:
-        return [] if job.live else [Wait(job.id, f"starting again in {ready_at - now:.0f} s: {job.last_words}")]
+    pause_s = START_BACKOFF_S[min(job.failed_starts, len(START_BACKOFF_S)) - 1]
+    if job.failed_starts and now < job.failed_at + pause_s:
+        # Not how long it still takes: a reason that changes all the time would be said all the time.
+        return [] if job.live else [Wait(job.id, f"starting again {pause_s:g} s after this: {job.last_words}")]
     actions: list[Action] = []
     # More workers than records left would only load models for nothing.
     wanted = min(job.workers, job.left) - len(job.live)

@@ -42,6 +42,7 @@ class FolderLock:
     def __init__(self, folder: Path) -> None:
         self._path = folder / "owner"
         self._fd: int | None = None
+        self._is_owner = False
         self._owner = Owner(this_process())
         self.locking = Locking.NETWORK if is_network(folder) else Locking.LOCAL
 
@@ -64,6 +65,7 @@ class FolderLock:
             self._take_over(what, wait)
             return
         self._fd = fd
+        self._is_owner = True
         self._write()
 
     def beat(self) -> None:
@@ -74,7 +76,7 @@ class FolderLock:
 
     def release(self) -> None:
         """Let the folder go."""
-        if self.locking is Locking.OWNER_FILE:
+        if self.locking is Locking.OWNER_FILE and self._is_owner:
             self._path.unlink(missing_ok=True)
         if self._fd is not None:
             os.close(self._fd)
@@ -91,6 +93,7 @@ class FolderLock:
         now = self._read()
         if now is None or now.process != self._owner.process:
             raise _taken(what, now)
+        self._is_owner = True
 
     def _read(self) -> Owner | None:
         try:

@@ -71,7 +71,10 @@ class Agent:
             await asyncio.gather(serving, talking, return_exceptions=True)
             await self._wind_up(failed or None)
         finally:
-            stopping.cancel()
+            # All of them also when this is cancelled itself: left alone, serving would start the next server.
+            for task in (serving, talking, stopping):
+                task.cancel()
+            await asyncio.gather(serving, talking, stopping, return_exceptions=True)
             await self._session.close()
 
     async def _wind_up(self, failed: BaseException | None) -> None:

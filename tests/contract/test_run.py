@@ -195,6 +195,18 @@ def test_workers_share_the_records_and_more_than_fit_is_no_error(box: Box, folde
         assert [line["custom_id"] for line in box.results(f"{workers}.jsonl")] == [f"{n}" for n in range(12)]
 
 
+@side_by_side
+def test_each_url_of_an_endpoint_is_a_worker(box: Box, folder: Path) -> None:
+    with engine(folder / "a", "--latency", "0.2") as a, engine(folder / "b", "--latency", "0.2") as b:
+        box.configure(model_toml("lab", engine="endpoint", source=[f"{a.url}/v1", b.url]))
+        box.write("in.jsonl", [chat(f"{n}") for n in range(16)])
+        assert box.freight("run", "in.jsonl", "-o", "out.jsonl", "--concurrency", "2").status == 0
+        assert [line["custom_id"] for line in box.results()] == [f"{n}" for n in range(16)]
+        asked = [own.counts()["requests"] for own in (a, b)]
+        assert sum(asked) == 16
+        assert min(asked) >= 4
+
+
 def simengines(box: Box) -> list[psutil.Process]:
     """Return the model servers that run."""
     return [process for process in box.processes() if "bench.simengine" in process.cmdline()]
@@ -249,6 +261,8 @@ def test_wrong_use_is_an_error_and_a_hint(name: str, box: Box) -> None:
     assert (done.status, done.stdout) == (2, "")
     assert re.search("^error: .+(\n  .+)*\nhint: .+\n$", done.stderr, re.MULTILINE)
     assert "hunter2" not in done.stderr
+    if name == "too-many-gpus":
+        assert "CPU devices" in done.stderr
     assert [path.name for path in box.folder.iterdir()] == ["config.toml"]
     assert box.config.read_bytes() == before
 
@@ -371,3 +385,17 @@ def test_state_that_was_moved_with_its_output_is_still_its_own(box: Box, sim: En
         shutil.move(box.folder / name, box.folder / f"new-{name}")
     done = box.freight("run", GOOD, "-o", "new-out.jsonl", "--model", sim.url)
     assert (done.status, "already done" in done.stderr) == (0, True)
+
+
+@side_by_side
+def test_server_that_cannot_start_fails_the_job_with_its_last_words(box: Box, folder: Path) -> None:
+    own_engine(box, folder, "--fail-start")
+    done = box.freight("run", GOOD, "-o", "out.jsonl")
+    assert done.status == 1
+    assert "FAILED: 3 of 3 records were not reached" in done.stderr
+    assert "\nerror: the model server exited with status 7" in done.stderr
+    assert "no usable device" in done.stderr
+    assert "\nhint: " in done.stderr
+    # Each pause between its starts is said once, and not by the second.
+    assert done.stderr.count("starting again") == 2
+    assert not box.processes()

@@ -58,9 +58,9 @@ class Running:
 
     def give_up(self) -> None:
         """Kill it if it still runs, whatever it says."""
-        if self.child.poll() is None:
-            self.signal(signal.SIGKILL)
-        self._close()
+        if self in self.alive:
+            self.child.kill()
+            self._close()
 
     def end(self, timeout: float = PATIENCE_S) -> Finished:
         """Wait for its end."""
@@ -68,7 +68,7 @@ class Running:
             self.child.wait(timeout)
         except subprocess.TimeoutExpired:
             raise AssertionError(f"still running after {timeout} s; it said: {self.said()}") from None
-        stdout = self._close()
+        stdout = self._close() if self in self.alive else ""
         assert "Traceback" not in self.said(), self.said()
         return Finished(self.child.returncode, stdout, self.said())
 

@@ -1,11 +1,13 @@
 """Model servers that crash, hang, never start, or are killed: what it costs the records, and how long it takes."""
 
+import os
+import signal
 from collections.abc import Generator
 from pathlib import Path
 
 import pytest
 
-from tests.faults.runs import OUT, Running, ask, check_complete, nothing_left, received, records
+from tests.faults.runs import OUT, Running, ask, check_complete, nothing_left, received, records, workers_of
 from tests.harness import Box, Finished, Json, chat, code, engine_command, model_toml, wait_until
 
 POISON = 17
@@ -112,10 +114,13 @@ def test_poison_record_fails_after_three_deaths_and_no_other(mine: Mine) -> None
 
 
 def test_deaths_charged_to_suspects_survive_a_kill_of_the_run(mine: Mine) -> None:
-    mine.engine("--latency", "0.05")
+    mine.engine("--latency", "0.3")
     mine.box.write("in.jsonl", with_poison("die"))
     running = mine.run()
     wait_until(lambda: mine.starts() >= 3, "the poison has killed two engines")
+    before = len(received(mine.record))
+    # The third engine is handed records, others first, once the deaths are on disk.
+    wait_until(lambda: len(received(mine.record)) > before, "the third engine is at work")
     running.kill()
     nothing_left(mine.box)
     deaths = dict(ask(mine.box.folder / OUT, "SELECT idx, deaths FROM suspect"))
@@ -194,7 +199,7 @@ def test_model_file_that_is_no_gguf_is_refused_before_anything_starts(box: Box) 
     assert not (box.folder / f"{OUT}.freight").exists()
 
 
-def test_stray_child_of_an_engine_is_gone_after_a_kill_and_after_an_end(mine: Mine) -> None:
+def test_stray_child_of_an_engine_is_gone_after_kills_and_after_an_end(mine: Mine) -> None:
     engine = engine_command(mine.folder, "--digest", "--latency", "0.2")
     mine.command("sh", "-c", 'setsid sleep 600 & exec "$@"', "sh", *engine)
     mine.box.write("in.jsonl", records(30))
@@ -202,6 +207,11 @@ def test_stray_child_of_an_engine_is_gone_after_a_kill_and_after_an_end(mine: Mi
     wait_until(lambda: received(mine.record), "it is at work")
     running.kill()
     nothing_left(mine.box)
+    running, sent = mine.run("--concurrency", "2"), len(received(mine.record))
+    wait_until(lambda: len(received(mine.record)) > sent, "it is at work again")
+    # With its worker killed too nobody is left to end the stray, until the next run does.
+    os.kill(workers_of(mine.box)[0], signal.SIGKILL)
+    running.kill()
     assert mine.run("--concurrency", "30").end().status == 0
     assert not mine.box.processes()
     check_complete(mine.box, 30)

@@ -83,7 +83,9 @@ def test_ctrl_c_while_waiting_for_an_endpoint_leaves_nothing(box: Box) -> None:
 
 
 def test_ctrl_c_while_waiting_for_a_device_leaves_the_holder_alone(box: Box, tmp_path: Path) -> None:
-    box.configure(model_toml("mine", engine="command", command=engine_command(tmp_path, "--digest", "--latency", "0.05")))
+    box.configure(
+        model_toml("mine", engine="command", command=engine_command(tmp_path, "--digest", "--latency", "0.05"))
+    )
     box.write("in.jsonl", records(COUNT))
     holder = Running(box, "in.jsonl", "-o", OUT, "--model", "mine", "--concurrency", "4")
     wait_until(lambda: received(tmp_path / "record"), "the first run has the device")

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import time
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from tests.faults.runs import (
@@ -22,7 +23,7 @@ from tests.faults.runs import (
 from tests.harness import Box, engine, engine_command, model_toml, wait_until
 
 COUNT = 300
-WINDOW = 8
+WINDOW = 16
 SLOW = ("--digest", "--latency", "0.03")
 # What a kill may make run again: the requests in flight, and the answers that were not on disk yet.
 MOST_AGAIN = 5 * WINDOW
@@ -34,7 +35,7 @@ def run(box: Box, model: str, output: str) -> Running:
 
 def kill_often(box: Box, model: str, record: Path, kills: int, seed: int) -> None:
     """Kill runs of a job at random moments until it is complete; more jobs until there were `kills`."""
-    print(f"seed {seed}")
+    print(f"seed {seed} on {model}")
     moments = random.Random(seed)
     box.write("in.jsonl", records(COUNT))
     began = time.monotonic()
@@ -45,7 +46,7 @@ def kill_often(box: Box, model: str, record: Path, kills: int, seed: int) -> Non
     while done < kills:
         done += kill_one_job(box, model, record, moments, whole_s, f"out{jobs}.jsonl")
         jobs += 1
-    print(f"{done} kills of {jobs} jobs")
+    print(f"{done} kills of {jobs} jobs on {model}, seed {seed}")
 
 
 def kill_one_job(box: Box, model: str, record: Path, moments: random.Random, whole_s: float, output: str) -> int:
@@ -77,15 +78,34 @@ def kill_one_job(box: Box, model: str, record: Path, moments: random.Random, who
     return killed
 
 
-def test_runs_killed_at_twenty_moments_repeat_no_finished_record(box: Box, tmp_path: Path) -> None:
-    with engine(tmp_path / "engine", *SLOW) as endpoint:
-        kill_often(box, endpoint.url, endpoint.folder / "record", kills=20, seed=20250917)
+def kill_on_an_endpoint(folder: Path, kills: int, seed: int) -> None:
+    """Kill runs that talk to a server which runs already."""
+    with engine(folder / "engine", *SLOW) as endpoint:
+        kill_often(new_box(folder), endpoint.url, endpoint.folder / "record", kills, seed)
 
 
-def test_killed_runs_that_had_started_an_engine_take_it_with_them(box: Box, tmp_path: Path) -> None:
-    record = tmp_path / "record"
-    box.configure(model_toml("mine", engine="command", command=engine_command(tmp_path, *SLOW)))
-    kill_often(box, "mine", record, kills=6, seed=4711)
+def kill_with_an_engine(folder: Path, kills: int, seed: int) -> None:
+    """Kill runs that have started a server, which must go with them."""
+    box = new_box(folder)
+    box.configure(model_toml("mine", engine="command", command=engine_command(folder, *SLOW)))
+    kill_often(box, "mine", folder / "record", kills, seed)
+
+
+def new_box(folder: Path) -> Box:
+    (folder / "box").mkdir(parents=True, exist_ok=True)
+    return Box(folder / "box")
+
+
+def test_runs_killed_at_random_moments_repeat_no_finished_record_and_leave_nothing(tmp_path: Path) -> None:
+    # Most of the time goes in waiting, so they wait together.
+    with ThreadPoolExecutor() as together:
+        ends = [
+            together.submit(kill_on_an_endpoint, tmp_path / "first", 10, 20250917),
+            together.submit(kill_on_an_endpoint, tmp_path / "second", 10, 31415926),
+            together.submit(kill_with_an_engine, tmp_path / "third", 7, 4711),
+        ]
+    for end in ends:
+        end.result()
 
 
 def started(box: Box, tmp_path: Path, at_least: int) -> Running:

@@ -98,11 +98,12 @@ def test_hundred_and_fifty_thousand_records(box: Box, tmp_path: Path) -> None:
 def test_five_hundred_records_of_five_megabytes(box: Box, tmp_path: Path) -> None:
     count, text = 500, b"word " * (MEGABYTE - 20)
     head = b'{"custom_id":"r%d","body":{"messages":[{"role":"user","content":"%d '
-    write_lines(box, (head % (index, index) + text + b'"}]}}\n' for index in range(count)))
+    path = write_lines(box, (head % (index, index) + text + b'"}]}}\n' for index in range(count)))
     # Not recorded, and answered at once: it is Freight that is measured.
     with engine(tmp_path / "engine", record=False) as instant:
         usage = measured(box, "in.jsonl", "-o", OUT, "--model", instant.url)
         assert instant.counts()["requests"] == count
+    path.unlink()
     usage.show("500 records of 5 MB", count)
     assert [result["custom_id"] for result in box.results(OUT)] == [f"r{index}" for index in range(count)]
     assert {code(result) for result in box.results(OUT)} == {None}
@@ -114,7 +115,9 @@ def test_lines_over_the_limit_become_error_lines_in_bounded_memory(box: Box, tmp
     ordinary = [json.dumps(chat(f"r{index}", f"text {index}")).encode() for index in range(4)]
     head, tail = b'{"custom_id":"long","body":{"messages":[{"role":"user","content":"', b'"}]}}'
     at_limit = head + b"x" * (limit - len(head) - len(tail)) + tail
-    path = write_lines(box, (line + b"\n" for line in (ordinary[0], at_limit, ordinary[1], b" " + at_limit, ordinary[2])))
+    path = write_lines(
+        box, (line + b"\n" for line in (ordinary[0], at_limit, ordinary[1], b" " + at_limit, ordinary[2]))
+    )
     with path.open("r+b") as file:
         # A hole of a gigabyte: a line that takes no room on disk.
         os.truncate(path, path.stat().st_size + 1000 * MEGABYTE)
