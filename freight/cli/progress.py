@@ -2,6 +2,7 @@
 
 import sys
 import time
+from contextlib import suppress
 from types import TracebackType
 from typing import Final
 
@@ -19,11 +20,18 @@ LINE_EVERY_S: Final = 30.0
 _BAR_WIDTH: Final = 28
 
 
+class _LastingConsole(Console):
+    """A console whose reader may go away, as `2>&1 | head` does: it falls silent, and the run goes on."""
+
+    def on_broken_pipe(self) -> None:
+        self.quiet = True
+
+
 class RunConsole:
     """A run's messages, all on standard error."""
 
     def __init__(self) -> None:
-        self._console = Console(file=sys.stderr, highlight=False, soft_wrap=True, markup=False)
+        self._console = _LastingConsole(file=sys.stderr, highlight=False, soft_wrap=True, markup=False)
         self._live: Live | None = None
         self._line_at = time.monotonic() + LINE_EVERY_S
         self._last_state = ""
@@ -37,12 +45,19 @@ class RunConsole:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self._live is not None:
-            self._live.stop()
+            with suppress(OSError):
+                self._live.stop()
+
+    def _print(self, text: str) -> None:
+        try:
+            self._console.print(text)
+        except OSError:
+            self._console.quiet = True
 
     def note(self, text: str) -> None:
         """Say one line, once."""
         if text != self._last_note:
-            self._console.print(text)
+            self._print(text)
         self._last_note = text
 
     def show(self, progress: Progress) -> None:
@@ -59,12 +74,12 @@ class RunConsole:
         self._last_state = state
         if news or time.monotonic() >= self._line_at:
             self._line_at = time.monotonic() + LINE_EVERY_S
-            self._console.print(line(progress))
+            self._print(line(progress))
 
     def summary(self, outcome: Outcome, output: str) -> None:
         """Say how the run ended; the last line says how many records failed, and why most of them did."""
         for text in summary(outcome, output, time.monotonic() - self._began):
-            self._console.print(text)
+            self._print(text)
 
 
 def line(progress: Progress) -> str:

@@ -109,5 +109,8 @@ async def _with_signals(job: Any) -> Any:
         job.interrupt()
 
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        # What whoever started us ignores stays ignored: nohup, and background jobs of a shell.
+        if signal.getsignal(number) is signal.SIG_IGN:
+            continue
         loop.add_signal_handler(number, stop)
     return await job.run()

@@ -10,8 +10,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final, TypeVar
 
+import msgspec
+
 from freight.control.jobrun import JobRun, WorkerRun
-from freight.control.output import put_in_place, rows, write_aside
+from freight.control.output import ASIDE, is_ours, put_in_place, rows, write_aside
 from freight.core.answer import BATCH_EXPIRED, BATCH_FAILED
 from freight.core.device import Device
 from freight.core.job import Event, State
@@ -27,13 +29,15 @@ from freight.store.database import StorageFull
 STOP_GRACE_S: Final = 45.0
 # In the control plane's folder for sockets.
 CONTROL_SOCKET: Final = "control.sock"
+# A device that somebody else holds is tried again this often.
+_STRANGER_S: Final = 1.0
 _T = TypeVar("_T")
 
 
 class Apply:
     """Performs actions on one control plane's jobs.
 
-    `strangers` are holders of devices that are not ours, by device; `failure` is what broke the watch over a worker.
+    `failure` is what broke the watch over a worker.
     """
 
     def __init__(
@@ -45,7 +49,7 @@ class Apply:
         self._writer = writer
         self._changed = changed
         self._watching: set[asyncio.Task[None]] = set()
-        self.strangers: dict[str, str] = {}
+        self._strangers: dict[str, tuple[str, float]] = {}
         self.failure: Exception | None = None
 
     async def do(self, action: Action, job: JobRun) -> None:
@@ -68,7 +72,11 @@ class Apply:
                 await self._end_short(job, Event.TIME_RAN_OUT, BATCH_EXPIRED, reason)
             case Wait(reason=reason):
                 job.wait_reason = reason
-                self.strangers.clear()
+
+    def stranger(self, device: str, now: float) -> str:
+        """Return who held a device when it was last tried, not long ago; "" when it may be tried again."""
+        who, at = self._strangers.get(device, ("", now))
+        return who if now - at < _STRANGER_S else ""
 
     async def happened(self, job: JobRun, event: Event, detail: str = "") -> None:
         """Record an event of a job. A full disk does not keep a job from changing its state: the file catches up."""
@@ -97,7 +105,7 @@ class Apply:
         if device is not None:
             holder = self._launcher.take(device)
             if holder is not None:
-                self.strangers[device.id] = f"process {holder.pid} ({holder.what})"
+                self._strangers[device.id] = (f"process {holder.pid} ({holder.what})", time.monotonic())
                 return
         worker = uuid.uuid4().hex[:12]
         folder = self._folder / worker
@@ -109,13 +117,13 @@ class Apply:
                 self._launcher.release(device)
             job.found_full(time.monotonic(), error.message)
             return
-        folder.mkdir(mode=0o700)
-        log.parent.mkdir(mode=0o700, exist_ok=True)
         place = WorkerPlace(worker, self._folder / CONTROL_SOCKET, folder, log, device)
         try:
+            _make_folders(folder, log.parent)
             process = self._launcher.start(place)
         except LauncherError as error:
-            self._start_failed(job, error.message)
+            job.start_failed(action.device or action.source, error.message, not error.transient, time.monotonic())
+            await self._write(self._catalog.worker_ended, worker, error.message, time.time())
             return
         run = WorkerRun(worker, action.source, action.device, folder, log, process)
         job.workers[worker] = run
@@ -142,22 +150,21 @@ class Apply:
         job.dispatcher.lost(worker.id)
         shutil.rmtree(worker.folder, ignore_errors=True)
         if not worker.stopping:
-            self._start_failed(job, _last_words(worker, status))
+            words = _last_words(worker, status)
+            job.start_failed(worker.place(), words, worker.hopeless, time.monotonic())
         with suppress(StorageFull):  # The next control plane on this folder finds out for itself.
             await self._write(self._catalog.worker_ended, worker.id, worker.note, time.time())
 
-    def _start_failed(self, job: JobRun, last_words: str) -> None:
-        job.failed_starts += 1
-        job.failed_at = time.monotonic()
-        job.last_words = last_words
-
     def stop_workers(self, job: JobRun) -> None:
-        """Tell all workers of a job to end; those that do not are killed after a grace."""
-        loop = asyncio.get_running_loop()
+        """Tell all workers of a job to end."""
         for worker in job.workers.values():
-            if not worker.stopping:
-                worker.stopping = True
-                loop.call_later(STOP_GRACE_S, worker.process.kill)
+            self.stop_worker(worker)
+
+    def stop_worker(self, worker: WorkerRun) -> None:
+        """Tell a worker to end; one that does not is killed after a grace."""
+        if not worker.stopping:
+            worker.stopping = True
+            asyncio.get_running_loop().call_later(STOP_GRACE_S, worker.process.kill)
 
     async def end_workers(self, job: JobRun) -> None:
         """Stop all workers of a job and wait until nothing of them is left."""
@@ -177,10 +184,15 @@ class Apply:
 
     async def _end_short(self, job: JobRun, event: Event, code: str, reason: str) -> None:
         """End a job without all its answers. Where there are any, its output says so for every other record."""
-        answered = await self._write(job.results.has_answers)
-        if answered:
-            with suppress(StorageFull):  # The answers stay in the state; the output comes with the next run.
+        if job.waits_for_room(time.monotonic()):
+            return
+        if await self._write(job.results.has_answers):
+            try:
                 await self._write(self._put_output, job, code, reason)
+            except StorageFull as error:
+                job.found_full(time.monotonic(), error.message)
+                job.wait_reason = error.message
+                return
         await self.happened(job, event, reason)
 
     def _put_output(self, job: JobRun, code: str, reason: str) -> None:
@@ -188,15 +200,25 @@ class Apply:
             return custom_id_of(job.dispatcher.read_lines([index])[0]), code, reason
 
         job.file.check_unchanged()
-        aside = job.folder / "output.partial"
+        aside = job.folder / ASIDE
         lines = rows(job.results, job.index.records, missing)
         written = write_aside(aside, job.row.id, lines, job.index.records)
-        # The intent first: after a crash in between, the file at the output is known for ours.
-        self._catalog.set_outcome(job.row.id, job.outcome(written))
-        put_in_place(aside, job.output, job.may_replace)
-        job.may_replace = True
+        replace = job.force or is_ours(job.row.outcome, job.output)
+        # The intent first: after a crash in between, what stands at the output is known for ours, old or new.
+        outcome = job.outcome(written)
+        self._catalog.set_outcome(job.row.id, outcome)
+        put_in_place(aside, job.output, replace)
+        job.row = msgspec.structs.replace(job.row, outcome=outcome)
 
 
 def _last_words(worker: WorkerRun, status: int) -> str:
     why = worker.note or f"the worker process ended with status {status}"
     return "\n".join([why, *(f"  | {line}" for line in worker.log_tail)])
+
+
+def _make_folders(*folders: Path) -> None:
+    try:
+        for folder in folders:
+            folder.mkdir(mode=0o700, exist_ok=True)
+    except OSError as error:
+        raise LauncherError(f"cannot make a worker's folder: {error.strerror}", transient=True) from error

@@ -54,6 +54,7 @@ class Dispatcher:
         self._todo: NDArray[numpy.int64] = numpy.flatnonzero(~settled & (index.endpoints > 0))
         self._next = 0
         self._front: deque[Returned] = deque()
+        self._back: deque[Returned] = deque()
         self._suspects = {i: deaths for i, deaths in results.suspects().items() if not settled[i]}
         self._held: dict[str, _Held] = {}
         if self._suspects:
@@ -123,7 +124,8 @@ class Dispatcher:
             for index in death.in_flight:
                 tries = held.tries.pop(index, None)
                 if tries is not None and index not in self._suspects:
-                    self._front.append(Returned(index, tries))
+                    # Last, so that what may have to do with it keeps no other record from its turn.
+                    self._back.append(Returned(index, tries))
         for back in report.returned:
             if held.tries.pop(back.index, None) is not None and back.index not in self._suspects:
                 self._front.append(back)
@@ -152,7 +154,7 @@ class Dispatcher:
         return [Lease(back.index, back.tries, line) for back, line in zip(chosen, lines, strict=True)]
 
     def _fair_share(self, workers: int) -> int:
-        waiting = len(self._todo) - self._next + len(self._front)
+        waiting = len(self._todo) - self._next + len(self._front) + len(self._back)
         return SLICE_RECORDS if workers < 2 else max(1, waiting // (2 * workers))
 
     def _choose_suspects(self, held: _Held) -> list[Returned]:
@@ -169,24 +171,32 @@ class Dispatcher:
         chosen: list[Returned] = []
         size = 0
         while len(chosen) < min(want, SLICE_RECORDS):
-            if self._front:
-                back = self._front[0]
-                if self._settled[back.index]:
-                    self._front.popleft()
-                    continue
-            elif self._next < len(self._todo):
-                back = Returned(int(self._todo[self._next]), 0)
-            else:
+            back = self._peek()
+            if back is None:
                 break
-            size += int(self._index.lengths[back.index])
-            if chosen and size > SLICE_BYTES:
-                break
-            chosen.append(back)
-            if self._front:
-                self._front.popleft()
-            else:
-                self._next += 1
+            if not self._settled[back.index]:
+                size += int(self._index.lengths[back.index])
+                if chosen and size > SLICE_BYTES:
+                    break
+                chosen.append(back)
+            self._pop()
         return chosen
+
+    def _peek(self) -> Returned | None:
+        """Return the record whose turn it is: what came back first, then the file, then what was with a dead server."""
+        if self._front:
+            return self._front[0]
+        if self._next < len(self._todo):
+            return Returned(int(self._todo[self._next]), 0)
+        return self._back[0] if self._back else None
+
+    def _pop(self) -> None:
+        if self._front:
+            self._front.popleft()
+        elif self._next < len(self._todo):
+            self._next += 1
+        else:
+            self._back.popleft()
 
     async def _read(self, indices: Sequence[int]) -> list[bytes]:
         return await asyncio.get_running_loop().run_in_executor(self._reader, self.read_lines, indices)

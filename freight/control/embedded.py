@@ -4,32 +4,45 @@ import asyncio
 import os
 import time
 import uuid
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, TypeVar
 
 from freight.config import Config
-from freight.control.dispatcher import Dispatcher
+from freight.control.continuation import (
+    AlreadyDone,
+    Asked,
+    Decision,
+    Earlier,
+    GoOn,
+    Standing,
+    StartOver,
+    WriteAgain,
+    decide,
+)
+from freight.control.dispatcher import FULL_RETRY_S, Dispatcher
 from freight.control.inputs import InputFile, Sample, inspect, open_input
 from freight.control.intake import Index, Limits, Problem, scan, sha256_of
 from freight.control.jobrun import EngineLimits, JobOptions, JobRun, Progress
-from freight.control.output import put_in_place, rows, write_aside
+from freight.control.output import ASIDE, put_in_place, rows, write_aside
 from freight.control.resolve import choose_model, resolve
-from freight.control.service import ControlPlane, Listen
-from freight.control.statefolder import INPUT_KEY, StateFolder, written
+from freight.control.service import ControlPlane, Listen, runtime_folder
+from freight.control.statefolder import INPUT_KEY, SAME, StateFolder, standing
 from freight.core.job import FINAL, Event, State, Totals
 from freight.core.model import ModelSpec
 from freight.core.record import Rules
-from freight.errors import Interrupted, OperationError, UserError
+from freight.errors import FreightError, Interrupted, OperationError, UserError
 from freight.launchers.local import LocalLauncher, local_devices
 from freight.launchers.locks import lock_folder
 from freight.store.catalog import JobRow
-from freight.store.database import DamagedError
+from freight.store.database import STORAGE_ERRORS, StorageFull
 from freight.store.results import Failure, Results
 
-MOST_LISTED: Final = 20
+IGNORE_KEY: Final = "--ignore-record-model"
+_T = TypeVar("_T")
 _ENDPOINT_PAUSE_S: Final = 2.0
 
 
@@ -118,14 +131,17 @@ class EmbeddedRun:
         check_output(self._request)
         try:
             await self._in_thread(self._state.claim, self._pause)
+            self._state.open(self._request.fresh)
             with ExitStack() as stack:
                 return await self._prepare(stack)
         except asyncio.CancelledError:
             raise Interrupted("interrupted before any record ran") from None
-        except DamagedError as error:
+        except FreightError:
+            raise
+        except STORAGE_ERRORS as error:
             raise OperationError(
-                f"the state folder {self._state.shown} is damaged: {error}",
-                "the input and the output are untouched; start over with --fresh",
+                f"the state folder {self._state.shown} cannot be read: {error}",
+                "the input and the output are untouched; restore the folder, or start over with --fresh",
             ) from error
         finally:
             self._state.close()
@@ -137,7 +153,7 @@ class EmbeddedRun:
         if self._interrupted:
             raise Interrupted("interrupted while waiting for the state folder")
 
-    async def _in_thread(self, call: Any, *args: Any) -> Any:
+    async def _in_thread(self, call: Callable[..., _T], *args: object) -> _T:
         # What runs in a thread cannot be cancelled: it looks at `_interrupted` itself, and is waited for.
         self._in_threads += 1
         try:
@@ -155,15 +171,102 @@ class EmbeddedRun:
         typed, why = choose_model(self._request.model, next(iter(sample.models), None), self._config)
         if why:
             self._console.note(why)
+        row = self._state.job()
+        sha256 = await self._in_thread(sha256_of, file, lambda: self._interrupted) if row else ""
+        stands = await self._in_thread(standing, row, self._output)
+        if row is not None and self._is_plainly_done(row, typed, sha256, stands):
+            return self._already_done(row, "")
         model = await resolve(typed, self._config, self._request.ignore_record_model, self._wait_for_endpoint)
         self._check_options(model)
         check_models(file.shown, model, sample)
         launcher = LocalLauncher(local_devices(self._config.local_devices()), lock_folder())
         self._state.sweep(launcher)
-        previous = await self._previous(file, model)
-        if isinstance(previous, Outcome):
-            return previous
-        return await self._run_job(stack, file, model, launcher, previous)
+        same = self._same(sha256, model)
+        request = self._request
+        asked = Asked(request.fresh, request.force, request.retry_errors)
+        decision = decide(self._earlier(row), same, asked, stands, request.output)
+        return await self._follow(decision, row, _Prepared(stack, file, model, launcher, same | {"typed": typed}))
+
+    def _is_plainly_done(self, row: JobRow, typed: str, sha256: str, stands: Standing) -> bool:
+        """Return whether the same command was finished before: then its model need not be there any more."""
+        request = self._request
+        return (
+            row.state is State.COMPLETED
+            and stands is Standing.OURS
+            and not (request.fresh or request.retry_errors)
+            and (row.spec["typed"], row.spec[SAME][INPUT_KEY]) == (typed, sha256)
+            and row.spec[SAME][IGNORE_KEY] == request.ignore_record_model
+        )
+
+    def _same(self, sha256: str, model: ModelSpec) -> dict[str, Any]:
+        """Return what makes two runs the same, in words that a refusal can name."""
+        return {
+            INPUT_KEY: sha256,
+            **model.identity,
+            IGNORE_KEY: self._request.ignore_record_model,
+            "media.hosts": sorted(self._config["media.hosts"]),
+            "limits.record_bytes": self._config["limits.record_bytes"],
+        }
+
+    def _earlier(self, row: JobRow | None) -> Earlier | None:
+        if row is None:
+            return None
+        has_results = self._state.has_results(row.id)
+        answered = row.state is State.COMPLETED or (has_results and self._look(row, Results.has_answers))
+        return Earlier(row.state, row.spec[SAME], (row.outcome or {}).get("failed", 0), answered, has_results)
+
+    def _look(self, row: JobRow, ask: Callable[[Results], _T]) -> _T:
+        results = self._state.open_results(row.id)
+        try:
+            return ask(results)
+        finally:
+            results.close()
+
+    async def _follow(self, decision: Decision, row: JobRow | None, prepared: "_Prepared") -> Outcome:
+        """Do what was decided about the earlier run."""
+        match decision:
+            case AlreadyDone(note=note):
+                assert row is not None
+                return self._already_done(row, note)
+            case WriteAgain(note=note):
+                assert row is not None
+                await self._in_thread(self._write_again, row)
+                return self._already_done(row, note)
+            case StartOver(note=note):
+                if note:
+                    self._console.note(note)
+                if row is not None:
+                    self._state.forget(row)
+                return await self._run_job(prepared, None)
+            case GoOn(events=events):
+                assert row is not None
+                for event in events:
+                    row = await self._in_thread(self._patiently, self._happened, row, event)
+                return await self._run_job(prepared, row)
+
+    def _already_done(self, row: JobRow, note: str) -> Outcome:
+        assert row.outcome is not None and row.records is not None
+        totals = Totals(done=row.outcome["done"], failed=row.outcome["failed"])
+        failures = self._look(row, Results.failures) if self._state.has_results(row.id) else []
+        return Outcome(row.state, "", row.records, totals, tuple(failures), already_done=True, note=note)
+
+    def _write_again(self, row: JobRow) -> None:
+        records = row.records or 0
+        aside = self._state.job_folder(row.id) / ASIDE
+        self._look(row, lambda results: write_aside(aside, row.id, rows(results, records, _nothing_missing), records))
+        put_in_place(aside, self._output, replace=self._request.force)
+
+    def _happened(self, row: JobRow, event: Event) -> JobRow:
+        return self._state.catalog.happened(row, event, time.time())
+
+    def _patiently(self, call: Callable[..., _T], *args: object) -> _T:
+        """Write to a database, and while there is no room wait for it. For threads."""
+        while True:
+            try:
+                return self._writer.submit(call, *args).result()
+            except StorageFull as error:
+                self._console.note(f"{State.SUSPENDED}: {error.message}; waiting for room (Ctrl-C to stop)")
+                self._pause(FULL_RETRY_S)
 
     def _keep_stream(self, source: int) -> Path:
         if os.isatty(source):
@@ -189,123 +292,28 @@ class EmbeddedRun:
                 "set gpus = 0 in its entry to run it on the CPU",
             )
 
-    async def _previous(self, file: InputFile, model: ModelSpec) -> "Outcome | _Start":
-        """Return what the state folder and the output leave to do, or the outcome when there is nothing left."""
-        request, row = self._request, self._state.job()
-        ours = row is not None and (mark := written(row)) is not None and mark.matches(self._output)
-        may_replace = request.force or ours
-        if row is not None and not request.fresh:
-            kept = await self._continued(row, file, model, ours)
-            if isinstance(kept, Outcome):
-                return kept
-            row = kept
-        elif row is not None:
-            self._state.forget(row)
-            row = None
-        if self._output.exists() and not may_replace:
-            raise UserError(
-                f"the output {request.output} exists and is not Freight's, or was changed since",
-                "choose another output, or use --force to replace it",
-            )
-        return _Start(row, may_replace)
-
-    async def _continued(self, row: JobRow, file: InputFile, model: ModelSpec, ours: bool) -> Outcome | JobRow | None:
-        """Return the job to go on with, None to begin anew, or the outcome of one that is done."""
-        sha256 = await self._in_thread(sha256_of, file, lambda: self._interrupted)
-        spec = job_spec(sha256, model, self._request)
-        differences = [
-            f"{key}: {row.spec.get(key)!r} before, {value!r} now"
-            for key, value in spec.items()
-            if row.spec.get(key) != value
-        ]
-        if differences and self._has_answers(row):
-            raise UserError(
-                f"{self._state.shown} belongs to another run; what differs:\n  " + "\n  ".join(differences),
-                "run the earlier command to go on with it, use --fresh to start over, or choose another output",
-            )
-        if differences or row.state is State.VALIDATING:
-            self._state.forget(row)
-            return None
-        if row.state is State.COMPLETED:
-            return self._completed(row, ours)
-        if row.state in FINAL:
-            return self._happened(row, Event.CONTINUED)
-        row = row if row.state is State.QUEUED else self._happened(row, Event.CONTROL_STOPPED)
-        return self._happened(row, Event.RETRIED) if self._request.retry_errors else row
-
-    def _has_answers(self, row: JobRow) -> bool:
-        if row.state is State.COMPLETED:
-            return True
-        if not self._state.has_results(row.id):
-            return False
-        results = self._state.open_results(row.id)
-        try:
-            return results.has_answers()
-        finally:
-            results.close()
-
-    def _completed(self, row: JobRow, ours: bool) -> Outcome | JobRow | None:
-        assert row.outcome is not None and row.records is not None
-        totals = Totals(done=row.outcome["done"], failed=row.outcome["failed"])
-        if self._request.retry_errors and totals.failed:
-            return self._happened(row, Event.RETRIED)
-        outcome = Outcome(row.state, "", row.records, totals, self._failures(row), already_done=True)
-        if ours:
-            return outcome
-        if self._output.exists():
-            return replace(outcome, note=f"{self._request.output} was changed since Freight wrote it")
-        if not self._state.has_results(row.id):
-            self._console.note(f"{self._request.output} is gone; running the file again")
-            self._state.forget(row)
-            return None
-        self._write_again(row, row.records)
-        return replace(outcome, note=f"{self._request.output} was gone and is written again")
-
-    def _failures(self, row: JobRow) -> tuple[Failure, ...]:
-        if not self._state.has_results(row.id):
-            return ()
-        results = self._state.open_results(row.id)
-        try:
-            return tuple(results.failures())
-        finally:
-            results.close()
-
-    def _write_again(self, row: JobRow, records: int) -> None:
-        results = self._state.open_results(row.id)
-        try:
-            aside = self._state.job_folder(row.id) / "output.partial"
-            write_aside(aside, row.id, rows(results, records, _nothing_missing), records)
-            put_in_place(aside, self._output, replace=False)
-        finally:
-            results.close()
-
-    def _happened(self, row: JobRow, event: Event) -> JobRow:
-        return self._state.catalog.happened(row, event, time.time())
-
-    async def _run_job(
-        self, stack: ExitStack, file: InputFile, model: ModelSpec, launcher: LocalLauncher, start: "_Start"
-    ) -> Outcome:
-        job = start.row.id if start.row else str(uuid.uuid4())
+    async def _run_job(self, prepared: "_Prepared", earlier: JobRow | None) -> Outcome:
+        job = earlier.id if earlier else str(uuid.uuid4())
+        file, model = prepared.file, prepared.model
         results = self._state.open_results(job)
-        stack.callback(results.close)
-        index = await self._intake(file, model, results, start.row.epoch if start.row else 0)
-        row = start.row or self._add(job, job_spec(index.sha256, model, self._request), index)
+        prepared.stack.callback(results.close)
+        index = await self._intake(file, model, results, earlier.epoch if earlier else 0)
+        row = earlier or await self._in_thread(self._add, job, prepared.spec(index), index)
         dispatcher = Dispatcher(file, index, results, row, self._writer, self._reader)
         run = JobRun(
             row, file, index, results, dispatcher, model, self._request.options, _limits(self._config),
-            self._state.job_folder(job), self._output, start.may_replace,
+            self._state.job_folder(job), self._output, self._request.force,
         )  # fmt: skip
-        await self._drive(run, launcher)
+        await self._drive(run, prepared.launcher)
         outcome = Outcome(run.row.state, run.row.reason, index.records, dispatcher.totals, tuple(results.failures()))
         if run.row.state is State.COMPLETED and not dispatcher.totals.failed:
-            stack.callback(self._state.drop_results, job)
-            stack.callback(results.close)
+            results.close()
+            self._state.drop_results(job)
         return outcome
 
     def _add(self, job: str, spec: dict[str, Any], index: Index) -> JobRow:
-        row = self._state.catalog.add(job, spec, time.time())
-        self._state.catalog.set_records(job, index.records)
-        return self._happened(row, Event.ACCEPTED)
+        row = self._patiently(self._state.catalog.add, job, spec, index.records, time.time())
+        return self._patiently(self._happened, row, Event.ACCEPTED)
 
     async def _intake(self, file: InputFile, model: ModelSpec, results: Results, epoch: int) -> Index:
         """Check the whole file; bad lines become results, or with --strict refuse the file."""
@@ -318,15 +326,17 @@ class EmbeddedRun:
             if self._request.strict:
                 strict.extend(problems)
             else:
-                self._writer.submit(results.put, [problem.line() for problem in problems], epoch).result()
+                self._patiently(results.put, [problem.line() for problem in problems], epoch)
 
-        index: Index = await self._in_thread(scan, file, rules, limits, keep, lambda: self._interrupted)
+        index = await self._in_thread(scan, file, rules, limits, keep, lambda: self._interrupted)
         if strict:
             raise UserError(listing(file.shown, strict), "correct these lines, or leave out --strict")
         return index
 
     async def _drive(self, run: JobRun, launcher: LocalLauncher) -> None:
-        plane = ControlPlane(self._state.catalog, launcher, self._state.lock, self._writer, self._listen)
+        folder = runtime_folder()
+        self._state.note_runtime(folder)
+        plane = ControlPlane(self._state.catalog, launcher, self._state.lock, self._writer, self._listen, folder)
         await plane.start()
         self._plane = plane
         try:
@@ -342,11 +352,19 @@ class EmbeddedRun:
 
 
 @dataclass(frozen=True, slots=True)
-class _Start:
-    """What a run begins with: the job to go on with, and whether it may replace what stands at the output."""
+class _Prepared:
+    """What a job needs to run, and what of it goes into its spec."""
 
-    row: JobRow | None
-    may_replace: bool
+    stack: ExitStack
+    file: InputFile
+    model: ModelSpec
+    launcher: LocalLauncher
+    described: dict[str, Any]
+
+    def spec(self, index: Index) -> dict[str, Any]:
+        """Return what the catalog keeps of the request."""
+        same = {key: value for key, value in self.described.items() if key != "typed"}
+        return {SAME: same | {INPUT_KEY: index.sha256}, "typed": self.described["typed"]}
 
 
 def _nothing_missing(index: int) -> tuple[bytes | None, str, str]:
@@ -362,18 +380,17 @@ def _limits(config: Config) -> EngineLimits:
     )
 
 
-def job_spec(sha256: str, model: ModelSpec, request: RunRequest) -> dict[str, Any]:
-    """Return what makes two runs the same, in words that a refusal can name."""
-    return {
-        INPUT_KEY: sha256,
-        **model.identity,
-        "--ignore-record-model": request.ignore_record_model,
-    }
-
-
 def check_output(request: RunRequest) -> None:
     """Raise UserError for an output that could never be written."""
+    try:
+        _check_output(request)
+    except (OSError, ValueError) as error:
+        raise UserError(f"cannot write the output {request.output!r}: {error}", "choose another name for -o") from error
+
+
+def _check_output(request: RunRequest) -> None:
     shown = request.output
+    shown.encode()  # A name that is not UTF-8 could not be passed on to the database.
     output = Path(shown).absolute()
     folder = output.parent
     if not folder.is_dir():
@@ -401,8 +418,6 @@ def check_models(shown: str, model: ModelSpec, sample: Sample) -> None:
 
 
 def listing(shown: str, problems: list[Problem]) -> str:
-    """Return the bad lines of a file as text, in order, and how many more there are."""
+    """Return the bad lines of a file as text, in order."""
     ordered = sorted(problems, key=lambda problem: problem.number)
-    lines = [f"{shown}, line {p.number}: {p.rejection.code}: {p.rejection.message}" for p in ordered[:MOST_LISTED]]
-    more = len(ordered) - MOST_LISTED
-    return "\n".join([*lines, f"… and {more} more"] if more > 0 else lines)
+    return "\n".join(f"{shown}, line {p.number}: {p.rejection.code}: {p.rejection.message}" for p in ordered)

@@ -99,7 +99,7 @@ class InputFile:
 
     def __init__(self, path: Path, shown: str) -> None:
         # The links as they are now: pointing one elsewhere later changes nothing.
-        self.path = path.resolve()
+        self.path = _resolved(path, shown)
         self.shown = shown
         self._fd = _open(self.path, shown)
         self._stat = os.fstat(self._fd)
@@ -137,6 +137,13 @@ class InputFile:
             f"{self.shown} changed while it was being read; the run stopped and keeps its state",
             "put the file back as it was to go on, or use --fresh to start over with the new one",
         )
+
+
+def _resolved(path: Path, shown: str) -> Path:
+    try:
+        return path.resolve()
+    except (OSError, RuntimeError) as error:
+        raise UserError(f"cannot follow the input's path {shown}: {error}", "name the file itself") from error
 
 
 def _stat_or_none(path: Path) -> os.stat_result | None:
@@ -199,13 +206,20 @@ def keep_stream(source: int, kept: Path, stopped: Callable[[], bool] = lambda: F
     `source` is an open descriptor. Raises Interrupted once `stopped` returns True.
     """
     aside = kept.with_suffix(".partial")
-    fd = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-    with os.fdopen(fd, "wb") as file:
-        for chunk in _chunks(source, stopped):
-            file.write(chunk)
-        file.flush()
-        os.fsync(file.fileno())
-    aside.rename(kept)
+    try:
+        fd = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        with os.fdopen(fd, "wb") as file:
+            for chunk in _chunks(source, stopped):
+                file.write(chunk)
+            file.flush()
+            os.fsync(file.fileno())
+        aside.rename(kept)
+    except OSError as error:
+        aside.unlink(missing_ok=True)
+        raise OperationError(
+            f"cannot keep the input's bytes in {kept.parent}: {error.strerror}",
+            "free some space, or write the input to a file of its own and name that",
+        ) from error
 
 
 def _chunks(source: int, stopped: Callable[[], bool]) -> Iterator[bytes]:

@@ -1,5 +1,6 @@
 """One job while the control plane has it: its input, its queue, its workers and how it gets on."""
 
+import asyncio
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,7 +15,7 @@ from freight.control.output import Written
 from freight.core.job import State, Totals
 from freight.core.messages import Phase, Report, Setup
 from freight.core.model import ModelSpec
-from freight.core.plan import JobView, WorkerView
+from freight.core.plan import MOST_STARTS, JobView, Trouble, WorkerView
 from freight.engines.registry import engine_of
 from freight.launchers.base import RunningWorker
 from freight.store.catalog import JobRow
@@ -64,10 +65,16 @@ class WorkerRun:
     log_tail: list[str] = field(default_factory=list[str])
     in_flight: int = 0
     pushed_back: bool = False
+    hopeless: bool = False
     stopping: bool = False
-    answered: int = 0
     last_number: int = 0
     last_orders: bytes = b""
+    # Held during an exchange: a report that comes again waits for the first one's orders.
+    exchanging: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    def place(self) -> str:
+        """Return what trouble with starting it is counted by: its device, or its URL."""
+        return self.device or self.source
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +101,7 @@ class JobRun:
 
     def __init__(
         self, row: JobRow, file: InputFile, index: Index, results: Results, dispatcher: Dispatcher,
-        model: ModelSpec, options: JobOptions, limits: EngineLimits, folder: Path, output: Path, may_replace: bool,
+        model: ModelSpec, options: JobOptions, limits: EngineLimits, folder: Path, output: Path, force: bool,
     ) -> None:  # fmt: skip
         self.row = row
         self.file = file
@@ -106,12 +113,10 @@ class JobRun:
         self.limits = limits
         self.folder = folder
         self.output = output
-        # Whether what stands at the output is Freight's own, or the user said --force.
-        self.may_replace = may_replace
+        # Whether an output that is not Freight's own may be replaced.
+        self.force = force
         self.workers: dict[str, WorkerRun] = {}
-        self.failed_starts = 0
-        self.failed_at = 0.0
-        self.last_words = ""
+        self.troubles: dict[str, Trouble] = {}
         self.blocked = ""
         self.wait_reason = ""
         now = time.monotonic()
@@ -145,10 +150,10 @@ class JobRun:
         worker.phase, worker.note = report.phase, report.note
         worker.in_flight, worker.pushed_back = report.in_flight, report.pushed_back
         worker.log_tail = report.log_tail or worker.log_tail
+        worker.hopeless = report.hopeless
         if report.done:
-            worker.answered += len(report.done)
             self.last_success = now
-            self.failed_starts = 0
+            self.troubles.pop(worker.place(), None)
         if report.phase is Phase.LOADING:
             self.last_success = now
 
@@ -162,21 +167,31 @@ class JobRun:
         while len(self._marks) > 2 and now - self._marks[1][0] > _RATE_WINDOW_S:
             self._marks.pop(0)
 
+    def start_failed(self, place: str, words: str, hopeless: bool, now: float) -> None:
+        """Count a worker that would not start, or ended by itself, against its place; `hopeless`: for good."""
+        before = self.troubles.get(place)
+        count = MOST_STARTS if hopeless else (before.count if before else 0) + 1
+        self.troubles[place] = Trouble(place, count, now, words)
+
     def found_full(self, now: float, what: str) -> None:
         """Something did not fit on the disk, as `what` says: try again after a pause that grows."""
         self._full_reason = what
         self._full_until = now + self._full_pause_s
         self._full_pause_s = min(_FULL_PAUSE_S[1], self._full_pause_s * 2)
 
+    def waits_for_room(self, now: float) -> bool:
+        """Return whether the disk was full not long ago."""
+        return now < self._full_until
+
     def _check_blocked(self, now: float) -> None:
         """Decide whether the job can go on by itself: there is room on disk, and its servers take records."""
         pushed_back = bool(self.workers) and all(worker.pushed_back for worker in self.workers.values())
-        if self.dispatcher.blocked or now < self._full_until:
+        if self.dispatcher.blocked or self.waits_for_room(now):
             self.blocked = self.dispatcher.blocked or self._full_reason
         elif pushed_back and now - self.last_success >= self.limits.suspend_after_s:
             note = next((worker.note for worker in self.workers.values() if worker.note), "it is overloaded")
             self.blocked = f"no success for {_minutes(self.limits.suspend_after_s)}: {note}"
-        elif not pushed_back:
+        else:
             self.blocked = ""
 
     def view(self) -> JobView:
@@ -191,9 +206,7 @@ class JobRun:
             workers=self.options.workers or (1 << 30 if self.needs_device() else len(sources)),
             live=live,
             left=self.dispatcher.left,
-            failed_starts=self.failed_starts,
-            failed_at=self.failed_at,
-            last_words=self.last_words,
+            troubles=tuple(self.troubles.values()),
             blocked=self.blocked,
             out_of_time=bool(self.options.timeout_s) and self._ran_s >= self.options.timeout_s,
         )
@@ -214,9 +227,11 @@ class JobRun:
         )
 
     def outcome(self, written: Written) -> dict[str, Any]:
-        """Return what the catalog keeps of a finished job."""
+        """Return what the catalog keeps: the counts, and the marks of the output now and before."""
         totals = self.dispatcher.totals
-        return {"output": msgspec.to_builtins(written), "done": totals.done, "failed": totals.failed}
+        before = (self.row.outcome or {}).get("outputs", [])[:1]
+        outputs = [msgspec.to_builtins(written), *before]
+        return {"outputs": outputs, "done": totals.done, "failed": totals.failed}
 
     def _worker_note(self) -> str:
         """Return what a worker waits for, where that is why the job does not get on."""

@@ -5,7 +5,7 @@ import hashlib
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
@@ -15,6 +15,8 @@ from freight.store.database import StorageFull, is_full
 from freight.store.results import Results
 
 _BUFFER: Final = 1 << 20
+# Where the results file is written before it is put in its place, in the job's folder.
+ASIDE: Final = "output.partial"
 
 
 class Written(msgspec.Struct, frozen=True):
@@ -29,6 +31,12 @@ class Written(msgspec.Struct, frozen=True):
             return path.stat().st_size == self.size and _sha256(path) == self.sha256
         except OSError:
             return False
+
+
+def is_ours(outcome: dict[str, Any] | None, output: Path) -> bool:
+    """Return whether the file at `output` is one that the job wrote, or was about to put there when it ended."""
+    marks = (outcome or {}).get("outputs", [])
+    return any(Written(**mark).matches(output) for mark in marks)
 
 
 def rows(
@@ -54,6 +62,8 @@ def write_aside(path: Path, job: str, lines: Iterator[tuple[int, bytes]], record
     digest = hashlib.sha256()
     prefix = b'{"id":"' + job.encode() + b'-%d",'
     count = 0  # Of lines written.
+    # A new file, always: what is left from an earlier run may be the output itself, by a second link.
+    path.unlink(missing_ok=True)
     try:
         with path.open("wb", buffering=_BUFFER) as file:
             for index, tail in lines:

@@ -22,6 +22,8 @@ from freight.store.registry import BUILT_IN
 
 _HUB_ID: Final = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+(:[\w.-]+)?")
 _SPAN_BYTES: Final = 1 << 20
+# No file has a longer name.
+MOST_NAME: Final = 255
 
 
 def choose_model(typed: str | None, first_model: str | None, config: Config) -> tuple[str, str | None]:
@@ -60,6 +62,8 @@ def find_entry(typed: str, config: Config) -> tuple[str, ModelEntry]:
     if registered:
         return registered, config.models[registered]
     path = Path(typed).expanduser()
+    if len(path.name) > MOST_NAME:
+        raise UserError(f"there is no model {typed[:40]}…: the name is too long", _what_there_is(config))
     if path.is_file() or typed.endswith(".gguf"):
         return path.stem, ModelEntry(engine=EngineName.LLAMACPP, source=str(path.absolute()))
     if path.is_dir():
@@ -94,12 +98,15 @@ async def resolve(
     if entry.engine is EngineName.LLAMACPP:
         path = Path(sources[0])
         cache = str(entry.prompt_cache).lower()
-        identity = {"model file": f"{path.name} ({fingerprint(path)})", "prompt_cache": cache}
+        identity = {"engine": "llamacpp", "model file": f"{path.name} ({fingerprint(path)})", "prompt_cache": cache}
     else:
-        identity = {"command": " ".join([*entry.command, *entry.args]), "model source": " ".join(sources)}
+        # A variable may be a secret: only whether it is the same may be kept.
+        env = hashlib.sha256(repr(sorted(entry.env.items())).encode()).hexdigest()[:16] if entry.env else "none"
+        command = " ".join([*entry.command, *entry.args])
+        identity = {"engine": "command", "command": command, "model source": " ".join(sources), "env": env}
     names = {typed, name, *entry.aliases, *(Path(source).stem for source in sources)}
     fits = None if ignore_record_model else frozenset(names)
-    identity = {"engine": entry.engine.value, **identity, "context": str(entry.context or "default")}
+    identity |= {"context": str(entry.context or "default"), "aliases": " ".join(sorted(entry.aliases))}
     return ModelSpec(name, entry, typed, fits, name, frozenset(), identity)
 
 

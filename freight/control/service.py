@@ -20,9 +20,10 @@ from freight.core.plan import DeviceView, Snapshot, plan
 from freight.errors import OperationError
 from freight.launchers.base import Launcher
 from freight.store.catalog import Catalog
-from freight.store.folder import OWNER_BEAT_S, FolderLock
+from freight.store.folder import FolderLock
 
 _TICK_S: Final = 0.25
+RUNTIME_PREFIX: Final = "freight-"
 # A Unix socket's path may have 107 bytes; a worker's folder and its socket's name come after this one.
 _MOST_SOCKET_PATH: Final = 107 - len("/0123456789ab/engine.sock")
 
@@ -44,14 +45,23 @@ Listen = Callable[[Path, Callable[[bytes], Awaitable[bytes]]], Listener]
 
 
 class ControlPlane:
-    """One control plane on one data folder. `writer` is the one thread that writes to the databases."""
+    """One control plane on one data folder.
+
+    `writer` is the one thread that writes to the databases; `folder` is for sockets, and goes at the end.
+    """
 
     def __init__(
-        self, catalog: Catalog, launcher: Launcher, lock: FolderLock, writer: ThreadPoolExecutor, listen: Listen
+        self,
+        catalog: Catalog,
+        launcher: Launcher,
+        lock: FolderLock,
+        writer: ThreadPoolExecutor,
+        listen: Listen,
+        folder: Path,
     ) -> None:
         self._launcher = launcher
         self._lock = lock
-        self._folder = _runtime_folder()
+        self._folder = folder
         self._listener = listen(self._folder / CONTROL_SOCKET, self._exchange)
         self._jobs: dict[str, JobRun] = {}
         self._changed = asyncio.Event()
@@ -72,13 +82,9 @@ class ControlPlane:
         with all workers gone and the job QUEUED.
         """
         self._jobs[job.row.id] = job
-        beaten_at = time.monotonic()
         try:
             while job.row.state not in FINAL and not self._stopping:
                 now = time.monotonic()
-                if now - beaten_at >= OWNER_BEAT_S:
-                    self._lock.beat()
-                    beaten_at = now
                 await self._step(now)
                 show(job.progress(now))
                 if job.row.state in FINAL:
@@ -116,39 +122,41 @@ class ControlPlane:
         failure = self._failure or self._apply.failure
         if failure is not None:
             raise failure
+        if self._lock.is_lost:
+            raise OperationError("another run took the state folder over: this one was not seen to live for a while")
         async with self._deciding:
             for job in self._jobs.values():
                 job.tick(now)
                 await self._apply.follow(job)
-            for action in plan(self._snapshot(), now):
+            for action in plan(self._snapshot(now), now):
                 await self._apply.do(action, self._jobs[action.job])
 
-    def _snapshot(self) -> Snapshot:
+    def _snapshot(self, now: float) -> Snapshot:
         held = {w.device: f"worker {w.id}" for job in self._jobs.values() for w in job.workers.values() if w.device}
         devices = [
-            DeviceView(device.id, held.get(device.id) or self._apply.strangers.get(device.id, ""))
+            DeviceView(device.id, held.get(device.id) or self._apply.stranger(device.id, now))
             for device in self._launcher.devices()
         ]
         return Snapshot(tuple(job.view() for job in self._jobs.values()), tuple(devices))
 
     async def _exchange(self, encoded: bytes) -> bytes:
         """Take a worker's report and return its orders, both as MessagePack."""
-        report = msgspec.msgpack.decode(encoded, type=Report)
-        found = self._find(report.worker)
-        if report.protocol != PROTOCOL or found is None:
-            return msgspec.msgpack.encode(Orders(PROTOCOL, Order.STOP))
-        job, worker = found
-        if report.number == worker.last_number:
-            return worker.last_orders
         try:
-            orders = await self._orders(job, worker, report)
+            report = msgspec.msgpack.decode(encoded, type=Report)
+            found = self._find(report.worker)
+            if report.protocol != PROTOCOL or found is None:
+                return msgspec.msgpack.encode(Orders(PROTOCOL, Order.STOP))
+            job, worker = found
+            async with worker.exchanging:
+                if report.number > worker.last_number:
+                    orders = await self._orders(job, worker, report)
+                    worker.last_number, worker.last_orders = report.number, msgspec.msgpack.encode(orders)
+                return worker.last_orders
         except Exception as error:
             # For the loop to raise: an error's message for the user, or a bug, which must not look like a worker's.
             self._failure = error
             self._changed.set()
-            orders = Orders(PROTOCOL, Order.STOP)
-        worker.last_number, worker.last_orders = report.number, msgspec.msgpack.encode(orders)
-        return worker.last_orders
+            return msgspec.msgpack.encode(Orders(PROTOCOL, Order.STOP))
 
     async def _orders(self, job: JobRun, worker: WorkerRun, report: Report) -> Orders:
         now = time.monotonic()
@@ -156,14 +164,16 @@ class ControlPlane:
         job.note_report(worker, report, now)
         await job.dispatcher.accept(report)
         if job.dispatcher.left == 0:
-            worker.stopping = True
+            self._apply.stop_worker(worker)
         if news or worker.stopping:
             self._changed.set()
         if news:
             async with self._deciding:
                 await self._apply.follow(job)
         setup = job.setup(worker.source) if report.number == 1 else None
-        if self._stopping or worker.stopping or report.phase in (Phase.FAILED, Phase.STOPPED):
+        # A worker may be lost while its results are being written: nothing may be handed to it any more.
+        gone = worker.id not in job.workers
+        if gone or self._stopping or worker.stopping or report.phase in (Phase.FAILED, Phase.STOPPED):
             return Orders(PROTOCOL, Order.STOP, setup=setup)
         leases = []
         if job.row.state == State.RUNNING and not job.blocked:
@@ -178,10 +188,10 @@ class ControlPlane:
         return None
 
 
-def _runtime_folder() -> Path:
+def runtime_folder() -> Path:
     """Return a new folder of mode 0700 for sockets, with a short path, on a local file system."""
     for parent in (None, "/tmp"):
-        folder = Path(tempfile.mkdtemp(prefix="freight-", dir=parent))
+        folder = Path(tempfile.mkdtemp(prefix=RUNTIME_PREFIX, dir=parent))
         if len(str(folder).encode()) <= _MOST_SOCKET_PATH:
             return folder
         folder.rmdir()

@@ -1,27 +1,35 @@
 """The folder beside the output in which an embedded run keeps its state."""
 
 import hashlib
+import os
 import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
+from freight.control.continuation import Standing
 from freight.control.inputs import keep_stream
-from freight.control.output import Written
+from freight.control.output import is_ours
+from freight.control.service import RUNTIME_PREFIX
+from freight.core.job import State
 from freight.errors import OperationError, UserError
 from freight.launchers.base import Launcher
 from freight.store.catalog import Catalog, JobRow
+from freight.store.database import STORAGE_ERRORS, StorageFull
 from freight.store.folder import FolderLock
 from freight.store.results import Results
 
-# In a job's spec: what its input is known by.
+# In a job's spec: what makes two runs the same, and in that, what its input is known by.
+SAME: Final = "same"
 INPUT_KEY: Final = "input (SHA-256)"
 CATALOG: Final = "catalog.db"
 RESULTS: Final = "results.db"
+ARRIVED: Final = "input.new"
 _OWN_FILES: Final = ("owner", CATALOG)
-# The prefix of folders for sockets, which a killed run leaves behind.
-RUNTIME_PREFIX: Final = "freight-"
+# Says which folder has the sockets of the run; a killed run leaves both behind.
+RUNTIME_NOTE: Final = "runtime"
+_START_OVER: Final = "restore the folder, or start over with --fresh"
 
 
 class StateFolder:
@@ -30,7 +38,8 @@ class StateFolder:
     def __init__(self, output: Path, shown_output: str) -> None:
         self.path = output.with_name(output.name + ".freight")
         self.shown = f"{shown_output}.freight"
-        self.is_new = False
+        self._is_new = False
+        self._is_owned = False
         self._lock: FolderLock | None = None
         self._catalog: Catalog | None = None
 
@@ -41,9 +50,10 @@ class StateFolder:
         """
         try:
             self.path.mkdir(mode=0o700)
-            self.is_new = True
+            is_new = True
         except FileExistsError:
             self._check_own()
+            is_new = False
         except OSError as error:
             raise UserError(
                 f"cannot make the state folder {self.shown}: {error.strerror}", "choose another folder for -o"
@@ -53,6 +63,7 @@ class StateFolder:
             self._lock.take(f"the state folder {self.shown}", wait)
         except OSError as error:
             raise OperationError(f"cannot write to the state folder {self.shown}: {error.strerror}") from error
+        self._is_owned, self._is_new = True, is_new
 
     def _check_own(self) -> None:
         if self.path.is_dir():
@@ -71,31 +82,68 @@ class StateFolder:
 
     @property
     def catalog(self) -> Catalog:
-        """The folder's catalog, opened at first use."""
-        if self._catalog is None:
-            self._catalog = Catalog(self.path / CATALOG, self.lock.locking)
+        """The folder's catalog, once opened."""
+        assert self._catalog is not None
         return self._catalog
+
+    def open(self, fresh: bool) -> None:
+        """Open the catalog; where it cannot be read, or is gone and results are not, `fresh` clears the folder.
+
+        Without `fresh` that raises OperationError and changes nothing.
+        """
+        path = self.path / CATALOG
+        try:
+            if not path.exists() and any(self.path.glob(f"*/{RESULTS}")):
+                raise OperationError(f"the state folder {self.shown} has results and no catalog", _START_OVER)
+            catalog = Catalog(path, self.lock.locking)
+            catalog.jobs()
+        except STORAGE_ERRORS as error:
+            if not fresh:
+                raise
+            self._clear()
+            if isinstance(error, StorageFull):
+                raise
+            catalog = Catalog(path, self.lock.locking)
+        self._catalog = catalog
+
+    def _clear(self) -> None:
+        for entry in self.path.iterdir():
+            if entry.is_dir():
+                shutil.rmtree(entry, ignore_errors=True)
+            elif entry.name.startswith(CATALOG):
+                entry.unlink()
 
     def close(self) -> None:
         """Let the folder go. One that this run made and that came to hold no job goes away again."""
-        holds_job = self._catalog is not None and self.job() is not None
-        kept = self._kept_input() if holds_job else None
-        for path in self.path.glob("input*"):
+        if self._is_owned and self._catalog is not None:
+            self._tidy(self._catalog)
+        elif self._is_owned and self._is_new:
+            shutil.rmtree(self.path, ignore_errors=True)
+        if self._is_owned:
+            self.lock.release()
+
+    def _tidy(self, catalog: Catalog) -> None:
+        try:
+            row = self.job()
+        except STORAGE_ERRORS:
+            return  # Whoever runs next finds the damage and says so; until then everything stays.
+        finally:
+            catalog.close()
+        if row is None and self._is_new:
+            shutil.rmtree(self.path, ignore_errors=True)
+            return
+        kept = self._input_path(row.spec[SAME][INPUT_KEY]) if row else None
+        for path in (*self.path.glob("input-*.jsonl"), self.path / ARRIVED):
             if path != kept:
                 path.unlink(missing_ok=True)
-        if self._catalog is not None:
-            self._catalog.close()
-        if self.is_new and not holds_job:
-            shutil.rmtree(self.path, ignore_errors=True)
-        if self._lock is not None:
-            self._lock.release()
 
     def keep_stream(self, source: int, stopped: Callable[[], bool]) -> Path:
         """Keep a stream's bytes; an empty stream means those that the folder's job was begun with."""
-        arrived = self.path / "input.new"
+        arrived = self.path / ARRIVED
         keep_stream(source, arrived, stopped)
-        before = self._kept_input()
-        if before is not None and not arrived.stat().st_size:
+        row = self.job()
+        before = self._input_path(row.spec[SAME][INPUT_KEY]) if row else None
+        if before is not None and before.exists() and not arrived.stat().st_size:
             arrived.unlink()
             return before
         with arrived.open("rb") as file:
@@ -105,25 +153,26 @@ class StateFolder:
     def _input_path(self, sha256: str) -> Path:
         return self.path / f"input-{sha256[:16]}.jsonl"
 
-    def _kept_input(self) -> Path | None:
-        """Return the kept bytes that the folder's job was begun with."""
-        row = self.job()
-        kept = self._input_path(row.spec[INPUT_KEY]) if row else None
-        return kept if kept and kept.exists() else None
-
     def sweep(self, launcher: Launcher) -> None:
         """End and remove what an earlier run that was killed left behind."""
         for worker in self.catalog.live_workers():
             launcher.sweep(worker.id)
-            runtime = Path(worker.folder).parent
+            self.catalog.worker_ended(worker.id, "swept after its control plane had ended", time.time())
+        note = self.path / RUNTIME_NOTE
+        if note.exists():
+            runtime = Path(note.read_text(encoding="utf-8"))
             if runtime.name.startswith(RUNTIME_PREFIX):
                 shutil.rmtree(runtime, ignore_errors=True)
-            self.catalog.worker_ended(worker.id, "swept after its control plane had ended", time.time())
+            note.unlink()
         jobs = {row.id for row in self.catalog.jobs()}
         for entry in self.path.iterdir():
             # A run that was killed during intake left a folder and no job.
             if entry.is_dir() and entry.name not in jobs:
                 shutil.rmtree(entry, ignore_errors=True)
+
+    def note_runtime(self, folder: Path) -> None:
+        """Note the folder for sockets, before anything is in it, for whoever sweeps after this run."""
+        (self.path / RUNTIME_NOTE).write_text(str(folder), encoding="utf-8")
 
     def job(self) -> JobRow | None:
         """Return the folder's one job; None when it has none yet."""
@@ -145,7 +194,9 @@ class StateFolder:
         return Results(self.job_folder(job) / RESULTS, self.lock.locking)
 
     def drop_results(self, job: str) -> None:
-        """Remove a job's results, which are all in the output."""
+        """Remove the results of a job whose answers are all in the output, and whose catalog entry says so."""
+        if self.catalog.get(job).state is not State.COMPLETED:
+            return
         for path in self.job_folder(job).glob(RESULTS + "*"):
             path.unlink()
 
@@ -155,6 +206,8 @@ class StateFolder:
         shutil.rmtree(self.path / row.id, ignore_errors=True)
 
 
-def written(row: JobRow) -> Written | None:
-    """Return what a job wrote to its output; None when it wrote nothing yet."""
-    return None if row.outcome is None else Written(**row.outcome["output"])
+def standing(row: JobRow | None, output: Path) -> Standing:
+    """Return what stands at the output, seen from the folder's job."""
+    if not os.path.lexists(output):
+        return Standing.NOTHING
+    return Standing.OURS if row is not None and is_ours(row.outcome, output) else Standing.OTHER

@@ -119,7 +119,7 @@ def _object(value: Any) -> dict[str, Any]:
 
 def _count(source: dict[str, Any], key: str) -> int:
     value = source.get(key)
-    return value if isinstance(value, int) and 0 <= value < 1 << 62 else 0
+    return value if type(value) is int and 0 <= value < 1 << 62 else 0
 
 
 def _is_cut(body: _Body) -> bool:

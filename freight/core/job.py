@@ -44,9 +44,6 @@ class Event(StrEnum):
 
 FINAL: Final = frozenset({State.COMPLETED, State.FAILED, State.CANCELLED, State.TIMED_OUT})
 
-# States in which a job may hold workers.
-ACTIVE: Final = frozenset({State.STARTING, State.RUNNING, State.SUSPENDED})
-
 _UNFINISHED: Final = (State.QUEUED, State.STARTING, State.RUNNING, State.SUSPENDED, State.FINALIZING)
 
 NEXT: Final[dict[tuple[State, Event], State]] = {

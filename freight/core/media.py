@@ -27,6 +27,8 @@ _CARRIERS: Final = frozenset(
 _INLINE: Final = frozenset({"data", "file_data"})
 # Parts of a body that describe or label and from which no engine fetches anything.
 _DESCRIPTIONS: Final = frozenset({"tools", "functions", "response_format", "metadata"})
+# How the fields' names end: plain searches for these are many times faster than the pattern.
+_ENDINGS: Final = (b'_url"', b'image"', b'images"', b'audio"', b'video"', b'file"', b'_data"', b"\\u00")
 # A quick look: none of these and no key that could spell one in escapes means no media.
 _MAYBE: Final = re.compile(rb'"(?:' + "|".join(sorted(FIELDS)).encode() + rb')"|\\u00[2-7]')
 
@@ -36,7 +38,7 @@ def media_problem(body: bytes, hosts: frozenset[str]) -> str | None:
 
     Every field of FIELDS at any depth counts, duplicates too. `hosts` are lower-case host names.
     """
-    if not _MAYBE.search(body):
+    if not any(ending in body for ending in _ENDINGS) or not _MAYBE.search(body):
         return None
     # A stack of its own: values may nest deeper than calls can. What stands first is looked at first.
     todo = [_member("", key, value) for key, value in reversed(decode_any(body)) if key not in _DESCRIPTIONS]

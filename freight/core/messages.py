@@ -60,9 +60,10 @@ class Death(msgspec.Struct, array_like=True, frozen=True):
 
 
 class Report(msgspec.Struct, frozen=True):
-    """What a worker says. `note` explains the phase or what it waits for; `log_tail` goes with FAILED.
+    """What a worker says. `note` explains the phase or what it waits for.
 
-    `want` is the number of records it has room for; `pushed_back` says that the engine takes none now.
+    `log_tail` and `hopeless` (another start would fail as well) go with FAILED. `want` is the number of records that it
+    has room for; `pushed_back` says that the engine takes none now.
     """
 
     protocol: int
@@ -70,6 +71,7 @@ class Report(msgspec.Struct, frozen=True):
     number: int
     phase: Phase
     note: str = ""
+    hopeless: bool = False
     log_tail: list[str] = []
     done: list[Line] = []
     returned: list[Returned] = []

@@ -5,18 +5,18 @@ from typing import Final
 
 from freight.core.job import State
 
-# A worker that cannot start is tried this often in a row, with these pauses in between.
+# A worker that cannot start is tried this often in a row at one place, with these pauses in between.
 MOST_STARTS: Final = 3
-START_BACKOFF_S: Final = (1.0, 5.0, 15.0)
+START_BACKOFF_S: Final = (1.0, 5.0)
 
 
 @dataclass(frozen=True, slots=True)
 class JobView:
     """A job as the planner sees it.
 
-    `workers` is the number asked for, `live` the ids of those that it has; `failed_starts` counts failures in a
-    row, the last at `failed_at`; `last_words` is what the last one said. `left` is the number of records not done.
-    `blocked` is why it cannot go on by itself ("" when it can), `out_of_time` whether its time has run out.
+    `workers` is the number asked for, `live` those that it has. `troubles` are the places where its workers would not
+    start. `left` is the number of records not done. `blocked` is why it cannot go on by itself ("" when it can),
+    `out_of_time` whether its time has run out.
     """
 
     id: str
@@ -26,11 +26,27 @@ class JobView:
     workers: int
     live: tuple["WorkerView", ...] = ()
     left: int = 0
-    failed_starts: int = 0
-    failed_at: float = 0.0
-    last_words: str = ""
+    troubles: tuple["Trouble", ...] = ()
     blocked: str = ""
     out_of_time: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Trouble:
+    """A place (a device, or an endpoint's URL) where `count` starts in a row failed, the last at `at` with `words`."""
+
+    place: str
+    count: int
+    at: float
+    words: str
+
+    def is_over(self, now: float) -> bool:
+        """Return whether another start may be tried there."""
+        return self.count < MOST_STARTS and now >= self.at + self.pause_s()
+
+    def pause_s(self) -> float:
+        """Return the pause after the last failure."""
+        return START_BACKOFF_S[min(self.count, len(START_BACKOFF_S)) - 1]
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,21 +154,36 @@ def plan(snapshot: Snapshot, now: float) -> tuple[Action, ...]:
 def _plan_job(job: JobView, snapshot: Snapshot, free: list[str], now: float) -> list[Action]:
     if job.out_of_time and job.state in _UNFINISHED:
         return _end(job, TimeOut(job.id))
+    stuck = _stuck(job, snapshot)
     if job.state == State.SUSPENDED:
-        return _plan_suspended(job)
+        return _plan_suspended(job, stuck)
     if job.state not in _WORKING:
         return []
     if job.left == 0:
         return _end(job, Finalize(job.id))
-    if job.blocked or job.failed_starts >= MOST_STARTS:
-        return [Suspend(job.id, job.blocked or job.last_words)]
+    if job.blocked or stuck:
+        return [Suspend(job.id, job.blocked or stuck)]
     return _plan_starts(job, snapshot, free, now)
 
 
-def _plan_suspended(job: JobView) -> list[Action]:
-    if job.failed_starts >= MOST_STARTS:
-        # Its devices first: a job fails only when nothing of it holds one.
-        return _end(job, Fail(job.id, job.last_words))
+def _places(job: JobView, snapshot: Snapshot) -> tuple[str, ...]:
+    """Return where workers of the job can be: on any device, or one at each URL of an endpoint."""
+    return tuple(device.id for device in snapshot.devices) if job.needs_device else job.sources
+
+
+def _stuck(job: JobView, snapshot: Snapshot) -> str:
+    """Return the last words of a job that has no worker and no place left to try; "" while it has."""
+    worn_out = {trouble.place: trouble for trouble in job.troubles if trouble.count >= MOST_STARTS}
+    places = _places(job, snapshot)
+    if job.live or not places or any(place not in worn_out for place in places):
+        return ""
+    return max(worn_out.values(), key=lambda trouble: trouble.at).words
+
+
+def _plan_suspended(job: JobView, stuck: str) -> list[Action]:
+    if stuck:
+        # Nothing of it holds a device any more, so it may fail.
+        return [Fail(job.id, stuck)]
     return [] if job.blocked else [Unsuspend(job.id)]
 
 
@@ -163,22 +194,27 @@ def _end(job: JobView, then: Action) -> list[Action]:
 
 
 def _plan_starts(job: JobView, snapshot: Snapshot, free: list[str], now: float) -> list[Action]:
-    pause_s = START_BACKOFF_S[min(job.failed_starts, len(START_BACKOFF_S)) - 1]
-    if job.failed_starts and now < job.failed_at + pause_s:
-        # Not how long it still takes: a reason that changes all the time would be said all the time.
-        return [] if job.live else [Wait(job.id, f"starting again {pause_s:g} s after this: {job.last_words}")]
-    actions: list[Action] = []
+    troubled = {trouble.place for trouble in job.troubles if not trouble.is_over(now)}
+    taken = {worker.source for worker in job.live}
+    there = free if job.needs_device else [source for source in job.sources if source not in taken]
     # More workers than records left would only load models for nothing.
-    wanted = min(job.workers, job.left) - len(job.live)
+    wanted = max(0, min(job.workers, job.left) - len(job.live))
+    chosen = [place for place in there if place not in troubled][:wanted]
     if job.needs_device:
-        for _ in range(min(max(0, wanted), len(free))):
-            actions.append(StartWorker(job.id, job.sources[0], free.pop(0)))
+        for place in chosen:
+            free.remove(place)
+        actions: list[Action] = [StartWorker(job.id, job.sources[0], place) for place in chosen]
     else:
-        # An endpoint's URL is one worker.
-        taken = {worker.source for worker in job.live}
-        rest = [source for source in job.sources if source not in taken]
-        actions += [StartWorker(job.id, source, None) for source in rest[: max(0, wanted)]]
+        actions = [StartWorker(job.id, place, None) for place in chosen]
     if not job.live and not actions:
-        held = "; ".join(f"{device.id} is held by {device.held_by or 'a job ahead'}" for device in snapshot.devices)
-        actions.append(Wait(job.id, held or "there is no device"))
+        actions.append(Wait(job.id, _why_waiting(job, snapshot, now)))
     return actions
+
+
+def _why_waiting(job: JobView, snapshot: Snapshot, now: float) -> str:
+    pausing = [trouble for trouble in job.troubles if trouble.count < MOST_STARTS and not trouble.is_over(now)]
+    if pausing:
+        # Not how long it still takes: a reason that changes all the time would be said all the time.
+        return f"starting again {pausing[0].pause_s():g} s after this: {pausing[0].words}"
+    held = "; ".join(f"{device.id} is held by {device.held_by or 'a job ahead'}" for device in snapshot.devices)
+    return held or "there is no device"

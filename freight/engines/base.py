@@ -67,13 +67,12 @@ class Engine(Protocol):
 
 
 def metric(text: str, name: str) -> float | None:
-    """Return the sum of the samples called `name` in Prometheus text; None when there are none."""
-    found = [
-        float(line.rsplit(None, 1)[1])
-        for line in text.splitlines()
-        if line.startswith((name + " ", name + "{")) and not line.startswith("#")
-    ]
-    return sum(found) if found else None
+    """Return the sum of the samples called `name` in Prometheus text; None when there are none that can be read."""
+    lines = [line for line in text.splitlines() if line.startswith((name + " ", name + "{"))]
+    try:
+        return sum(float(line.rsplit(None, 1)[1]) for line in lines) if lines else None
+    except (ValueError, IndexError):
+        return None
 
 
 def free_port() -> int:

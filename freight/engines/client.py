@@ -13,6 +13,8 @@ import msgspec
 from freight.engines.base import Address
 
 PROBE_TIMEOUT_S: Final = 5.0
+# A server that asks for more is asked again after this.
+MOST_RETRY_AFTER_S: Final = 3600.0
 _CONNECT_TIMEOUT_S: Final = 30.0
 _ONE_PIECE_BYTES: Final = 1 << 20
 _HEADERS: Final = {"Content-Type": "application/json", "Accept-Encoding": "identity"}
@@ -152,11 +154,10 @@ def _why(error: Exception) -> str:
         return "no answer in time"
     if isinstance(error, aiohttp.ClientPayloadError):
         return "the answer broke off"
-    return (
-        "the connection was closed"
-        if isinstance(error, aiohttp.ServerDisconnectedError)
-        else str(error) or type(error).__name__
-    )
+    if isinstance(error, aiohttp.ServerDisconnectedError | ConnectionError):
+        return "the connection was closed"
+    # Not the error's own text, which may quote what the server sent.
+    return f"its answer is not HTTP ({type(error).__name__})"
 
 
 def retry_after_s(header: str | None, now: float) -> float | None:
@@ -165,10 +166,10 @@ def retry_after_s(header: str | None, now: float) -> float | None:
         return None
     try:
         seconds = max(0.0, float(header))
-        return seconds if math.isfinite(seconds) else None
+        return min(seconds, MOST_RETRY_AFTER_S) if math.isfinite(seconds) else None
     except ValueError:
         pass
     try:
-        return max(0.0, parsedate_to_datetime(header).timestamp() - now)
+        return min(max(0.0, parsedate_to_datetime(header).timestamp() - now), MOST_RETRY_AFTER_S)
     except ValueError:
         return None

@@ -51,7 +51,7 @@ class LocalWorker:
         """Kill whatever still carries the worker's marker until two sweeps find nothing; then let its device go."""
         empty = 0
         while empty < 2:
-            left = marked(self._worker)
+            left = await asyncio.to_thread(marked, self._worker)
             empty = 0 if left else empty + 1
             for process in left:
                 _kill(process)
@@ -100,8 +100,9 @@ class LocalLauncher:
             "--log", str(place.log), "--parent", str(os.getpid()),
             *(() if lock is None else ("--keep-open", str(lock))),
         ]  # fmt: skip
-        log = os.open(place.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        log = -1
         try:
+            log = os.open(place.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
             process = subprocess.Popen(
                 argv,
                 stdin=subprocess.DEVNULL,
@@ -116,7 +117,8 @@ class LocalLauncher:
                 os.close(lock)
             raise LauncherError(f"cannot start a worker process: {error.strerror}", transient=True) from error
         finally:
-            os.close(log)
+            if log >= 0:
+                os.close(log)
         return LocalWorker(place.worker, process, lock)
 
     def sweep(self, worker: str) -> None:
@@ -152,6 +154,8 @@ def local_devices(declared: Sequence[str] | None) -> list[Device]:
 
     Raises UserError for a declared device that this version cannot use.
     """
+    if declared is not None and not declared:
+        raise UserError("pools.local.devices is empty, so nothing could run", 'use "auto", or name a device as "cpu:0"')
     if declared is None:
         return [Device("cpu:0", "cpu")]
     for device in declared:

@@ -9,13 +9,12 @@ from freight.core.job import Event, State, advance
 from freight.store.database import Database, open_database, transaction
 from freight.store.folder import Locking
 
-_ADD: Final = "INSERT INTO job (id, state, created_at, spec) VALUES (?, ?, ?, ?)"
+_ADD: Final = "INSERT INTO job (id, state, created_at, spec, records) VALUES (?, ?, ?, ?, ?)"
 _GET: Final = "SELECT id, state, reason, epoch, retried, created_at, spec, records, outcome FROM job WHERE id = ?"
 _ALL: Final = (
     "SELECT id, state, reason, epoch, retried, created_at, spec, records, outcome FROM job ORDER BY created_at, id"
 )
 _MOVE: Final = "UPDATE job SET state = ?, reason = ?, epoch = ?, retried = ? WHERE id = ?"
-_RECORDS: Final = "UPDATE job SET records = ? WHERE id = ?"
 _OUTCOME: Final = "UPDATE job SET outcome = ? WHERE id = ?"
 _DELETE: Final = "DELETE FROM job WHERE id = ?"
 _EVENT: Final = """
@@ -78,10 +77,10 @@ class Catalog:
         """Close the database; what was committed is on disk."""
         self._connection.close()
 
-    def add(self, job: str, spec: dict[str, Any], now: float) -> JobRow:
-        """Add a job in its first state."""
+    def add(self, job: str, spec: dict[str, Any], records: int, now: float) -> JobRow:
+        """Add a job of so many records in its first state."""
         with transaction(self._connection):
-            self._connection.execute(_ADD, (job, State.VALIDATING, now, msgspec.json.encode(spec).decode()))
+            self._connection.execute(_ADD, (job, State.VALIDATING, now, msgspec.json.encode(spec).decode(), records))
         return self.get(job)
 
     def get(self, job: str) -> JobRow:
@@ -111,11 +110,6 @@ class Catalog:
     def events(self, job: str) -> list[EventRow]:
         """Return what happened to a job, in order."""
         return [EventRow(*row) for row in self._connection.execute(_EVENTS, (job,))]
-
-    def set_records(self, job: str, records: int) -> None:
-        """Note how many records the job's file has."""
-        with transaction(self._connection):
-            self._connection.execute(_RECORDS, (records, job))
 
     def set_outcome(self, job: str, outcome: dict[str, Any] | None) -> None:
         """Note what came of a job; None takes it back."""

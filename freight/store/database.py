@@ -33,13 +33,12 @@ class Database(Protocol):
     def close(self) -> None: ...
 
 
-# What any statement raises that meets a damaged page.
-DamagedError = apsw.CorruptError
-
-
 class StorageFull(OperationError):
     """The disk (or a quota) has no room. Nothing was written; the same call may succeed later."""
 
+
+# What opening or reading a database raises when the storage is at fault, and not the program.
+STORAGE_ERRORS = (OperationError, apsw.CorruptError, apsw.NotADBError, apsw.IOError, apsw.FullError, apsw.CantOpenError)
 
 _FULL_ERRNOS = frozenset({errno.ENOSPC, errno.EDQUOT})
 
@@ -116,7 +115,7 @@ def _clear_errors(path: Path) -> Generator[None]:
         yield
     except (apsw.NotADBError, apsw.CorruptError) as error:
         raise OperationError(
-            f"{path} is damaged or not Freight's: {error}", "move it away, or start over with --fresh"
+            f"{path} is damaged or not Freight's: {error}", "restore it from a copy, or start over with --fresh"
         ) from error
     except apsw.BusyError as error:
         raise OperationError(f"{path} is in use by another process") from error

@@ -3,8 +3,10 @@
 import errno
 import fcntl
 import os
+import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from enum import Enum, auto
 from pathlib import Path
 from typing import Final
@@ -37,13 +39,19 @@ class Owner(msgspec.Struct):
 
 
 class FolderLock:
-    """One process's hold on a folder, by flock, or by an owner file with a heartbeat where flock is refused."""
+    """One process's hold on a folder, by flock, or by an owner file with a heartbeat where flock is refused.
+
+    `is_lost`: another process took the folder over, having seen no sign of this one for OWNER_STALE_S.
+    """
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / "owner"
         self._fd: int | None = None
         self._is_owner = False
         self._owner = Owner(this_process())
+        self._beating: threading.Thread | None = None
+        self._released = threading.Event()
+        self.is_lost = False
         self.locking = Locking.NETWORK if is_network(folder) else Locking.LOCAL
 
     def take(self, what: str, wait: Callable[[float], None] = time.sleep) -> None:
@@ -69,14 +77,25 @@ class FolderLock:
         self._write()
 
     def beat(self) -> None:
-        """Show that the owner lives; call every OWNER_BEAT_S. Does nothing where flock does the work."""
-        if self.locking is Locking.OWNER_FILE:
-            self._owner.beat += 1
-            self._write()
+        """Show that the owner lives; where somebody else has taken over, `is_lost` says so from then on."""
+        now = self._read()
+        if now is None or now.process != self._owner.process:
+            self.is_lost = True
+            return
+        self._owner.beat += 1
+        self._write()
+
+    def _keep_beating(self) -> None:
+        while not self._released.wait(OWNER_BEAT_S) and not self.is_lost:
+            with suppress(OSError):  # A full disk: the next beat may fit.
+                self.beat()
 
     def release(self) -> None:
         """Let the folder go."""
-        if self.locking is Locking.OWNER_FILE and self._is_owner:
+        self._released.set()
+        if self._beating is not None:
+            self._beating.join()
+        if self.locking is Locking.OWNER_FILE and self._is_owner and not self.is_lost:
             self._path.unlink(missing_ok=True)
         if self._fd is not None:
             os.close(self._fd)
@@ -94,6 +113,9 @@ class FolderLock:
         if now is None or now.process != self._owner.process:
             raise _taken(what, now)
         self._is_owner = True
+        # A thread, so that the owner is seen to live whatever else it is busy with.
+        self._beating = threading.Thread(target=self._keep_beating, name="freight-owner", daemon=True)
+        self._beating.start()
 
     def _read(self) -> Owner | None:
         try:

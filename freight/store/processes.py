@@ -16,12 +16,12 @@ class ProcessId(msgspec.Struct, frozen=True):
     started: int
 
     def is_local(self) -> bool:
-        """Return whether the process is of this host (whatever the boot)."""
-        return self.host == socket.gethostname()
+        """Return whether the process is of this host, since it was last started: names alone are used again."""
+        return self.host == socket.gethostname() and self.boot == _boot()
 
     def is_running(self) -> bool:
         """Return whether this very process still runs here."""
-        return self.boot == _boot() and start_ticks(self.pid) == self.started
+        return self.is_local() and start_ticks(self.pid) == self.started
 
 
 def this_process() -> ProcessId:

@@ -46,7 +46,6 @@ INSERT INTO suspect (idx, deaths) VALUES (?, 1)
 ON CONFLICT (idx) DO UPDATE SET deaths = min(3, deaths + 1)
 """
 _CLEAR: Final = "DELETE FROM suspect WHERE idx = ?"
-_CLEAR_ALL: Final = "DELETE FROM suspect"
 
 PAGE_ROWS: Final = 500
 PAGE_BYTES: Final = 8_000_000
@@ -113,11 +112,6 @@ class Results:
     def suspects(self) -> dict[int, int]:
         """Return the records to which deaths of a model server are charged, and how many."""
         return {index: deaths for index, deaths in self._connection.execute(_SUSPECTS)}
-
-    def clear_suspects(self) -> None:
-        """Forget all charged deaths: the records start anew."""
-        with transaction(self._connection):
-            self._connection.execute(_CLEAR_ALL)
 
     def totals(self) -> Totals:
         """Return the totals over all rows."""

@@ -15,7 +15,7 @@ import msgspec
 from freight.core.messages import PROTOCOL, Death, Order, Orders, Phase, Report, Returned, Setup
 from freight.core.window import Window
 from freight.engines.base import Place
-from freight.engines.client import EngineClient
+from freight.engines.client import EngineClient, Unreachable
 from freight.engines.registry import engine_of
 from freight.errors import EngineError, FreightError
 from freight.worker.driver import Driver, Policy
@@ -54,6 +54,8 @@ class Agent:
         self._driver: Driver | None = None
         self._server: ModelServer | None = None
         self._client: EngineClient | None = None
+        self._winding_up = False
+        self._hopeless = False
         self.stopping = asyncio.Event()
 
     async def run(self) -> None:
@@ -64,12 +66,15 @@ class Agent:
         talking = asyncio.create_task(self._talk())
         stopping = asyncio.create_task(self.stopping.wait())
         try:
-            await asyncio.wait((serving, stopping), return_when=asyncio.FIRST_COMPLETED)
-            failed = serving.done() and serving.exception()
+            await asyncio.wait((serving, talking, stopping), return_when=asyncio.FIRST_COMPLETED)
+            failed = next((task.exception() for task in (serving, talking) if task.done()), None)
             serving.cancel()
-            talking.cancel()
+            # Not cancelled: a report under way would be lost, with the results in it.
+            self._winding_up = True
+            if self._driver is not None:
+                self._driver.wake.set()
             await asyncio.gather(serving, talking, return_exceptions=True)
-            await self._wind_up(failed or None)
+            await self._wind_up(failed)
         finally:
             # All of them also when this is cancelled itself: left alone, serving would start the next server.
             for task in (serving, talking, stopping):
@@ -84,6 +89,8 @@ class Agent:
             left = await self._driver.take_in_flight()
             self._returned += [Returned(lease.index, lease.tries) for lease in left]
             self._returned += self._driver.take_waiting()
+            # What is finished first: ending the server may take a while.
+            await self._exchange()
         await self._end_server()
         self._phase = Phase.STOPPED
         if failed is not None:
@@ -91,6 +98,7 @@ class Agent:
                 log.error("worker failed", exc_info=failed)
             self._phase = Phase.FAILED
             self._note = failed.message if isinstance(failed, FreightError) else f"a bug in the worker: {failed!r}"
+            self._hopeless = isinstance(failed, EngineError) and not failed.transient
         await self._exchange()
 
     async def end_at_once(self) -> None:
@@ -105,10 +113,11 @@ class Agent:
 
     async def _talk(self) -> None:
         """Exchange with the control plane whenever there is news, and at least every HEARTBEAT_S."""
-        while True:
+        while not self._winding_up:
             orders = await self._exchange()
             if orders.order is Order.STOP:
                 self.stopping.set()
+                return
             if self._driver is not None and orders.leases:
                 self._driver.give(orders.leases)
             await self._wait_for_news(bool(orders.leases))
@@ -156,11 +165,12 @@ class Agent:
             number=self._number,
             phase=self._phase,
             note=self._note or (driver.trouble or "" if driver else ""),
+            hopeless=self._hopeless,
             log_tail=tail(self._log_file) if self._phase is Phase.FAILED else [],
             done=driver.collect() if driver else [],
             returned=returned,
             deaths=deaths,
-            want=driver.room() if driver and ready else 0,
+            want=driver.room() if driver and ready and not self._winding_up else 0,
             in_flight=driver.in_flight() if driver else 0,
             pushed_back=driver.is_pushed_back() if driver else False,
         )
@@ -178,7 +188,7 @@ class Agent:
             model = setup.model
             if started:
                 await self._start(ModelServer(started, self._keep_open), client, setup)
-                model = model.served_as(await client.model_ids())
+                model = model.served_as(await _listed(client))
             policy = Policy(model.model_name(), setup.record_timeout_s, lambda: random.uniform(0.8, 1.2))
             driver = self._put_in_service(client, window, policy)
             ended = await self._until_death(setup, driver, client)
@@ -250,6 +260,16 @@ class Agent:
         driver.wake.set()
         await self._end_server(grace_s=0.0)
         return ended.charged and bool(in_flight)
+
+
+async def _listed(client: EngineClient) -> frozenset[str] | None:
+    """Return the ids that a started server lists; None when it lists none."""
+    try:
+        return await client.model_ids()
+    except Unreachable:
+        return None
+    except PermissionError as error:
+        raise EngineError(f"the model server refuses its own key: {error}", transient=False) from error
 
 
 def _window(setup: Setup, slots: int | None) -> Window:

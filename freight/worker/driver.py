@@ -28,7 +28,7 @@ from freight.core.window import Window
 from freight.engines.client import EngineClient, HttpReply, TookTooLong, Unreachable, retry_after_s
 
 # Bytes of record lines that a worker holds at most, in flight and waiting.
-HELD_BYTES: Final = 64_000_000
+HELD_BYTES: Final = 48_000_000
 # Finished lines are sent off at this many, or this many bytes, if not sooner.
 BULK_LINES: Final = 64
 BULK_BYTES: Final = 4_000_000
@@ -110,7 +110,7 @@ class Driver:
     def resume(self, client: EngineClient) -> None:
         """Go on, with a server that may be another one."""
         self._client = client
-        self._paused = False
+        self._paused = self._busy = False
         self.trouble = None
         self._start_some()
 
@@ -186,10 +186,11 @@ class Driver:
                 return
             now = time.monotonic()
             self.window.succeeded(now, now - began, len(self._in_flight))
-            self._busy, self._busy_backoff_s = False, _BUSY_BACKOFF_S[0]
             self._finish(lease, answer_line(lease.index, request.custom_id, reply.status, request_id, answer))
 
     def _finish(self, lease: Lease, line: Line) -> None:
+        # Whatever came back for good, the server takes requests again.
+        self._busy, self._busy_backoff_s = False, _BUSY_BACKOFF_S[0]
         del self._in_flight[lease.index]
         self._held_bytes -= len(lease.line)
         self.answers += 1
@@ -268,7 +269,7 @@ class Driver:
 
     def is_pushed_back(self) -> bool:
         """Return whether the server takes no records now."""
-        return self.trouble is not None or self._busy
+        return self.trouble is not None or (self._busy and self.held() > 0)
 
     def _measure_rate(self) -> None:
         now, (since, answers) = time.monotonic(), self._rate_mark

@@ -19,6 +19,7 @@ from freight.errors import EngineError
 
 STOP_GRACE_S: Final = 30.0
 _POLL_S: Final = 0.1
+_SIGNS_S: Final = 0.5
 _DEATH_NOTICE_S: Final = 1.0
 _PR_SET_PDEATHSIG: Final = 1
 _PR_SET_CHILD_SUBREAPER: Final = 36
@@ -49,7 +50,8 @@ class Exit:
 def describe_exit(code: int) -> Exit:
     """Return what an exit status (negative: a signal) says, in words."""
     if code >= 0:
-        return Exit(f"the model server exited with status {code}", charged=True)
+        # A shell around the server reports a signal's number plus 128.
+        return Exit(f"the model server exited with status {code}", charged=code - 128 not in _OUTSIDE)
     number = signal.Signals(-code)
     hint = " (out of memory, or killed by hand)" if number == signal.SIGKILL else ""
     return Exit(f"the model server was ended by {number.name}{hint}", number not in _OUTSIDE)
@@ -125,16 +127,21 @@ class ModelServer:
 
         Raises EngineError when it exits, shows no sign of work for `stall_s`, or takes longer than `most_s`.
         """
-        began = moved = time.monotonic()
+        began = moved = looked = time.monotonic()
         signs = self._signs(log, "")
         while True:
             trouble = await client.problem()
+            ended = self.exit()
+            if ended:
+                # Looked at first: where our server could not have its port, somebody else's may answer there.
+                raise EngineError(f"{ended.reason} while it was loading", transient=True)
             if trouble is None:
                 return
             now = time.monotonic()
-            ended = self.exit()
-            if ended:
-                raise EngineError(f"{ended.reason} while it was loading", transient=True)
+            if now < looked + _SIGNS_S:
+                await asyncio.sleep(_POLL_S)
+                continue
+            looked = now
             if (fresh := self._signs(log, trouble)) != signs:
                 signs, moved = fresh, now
             if now - moved > limits.stall_s:

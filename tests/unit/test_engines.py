@@ -205,7 +205,9 @@ def test_what_is_no_url_of_a_server_is_refused(url: str) -> None:
         base_url(url)
 
 
-@pytest.mark.parametrize("url", ["http://u:hunter2@h", "http://hunter2@h", "http://u:hunter2@h:port", "ftp://u:hunter2@h"])
+@pytest.mark.parametrize(
+    "url", ["http://u:hunter2@h", "http://hunter2@h", "http://u:hunter2@h:port", "ftp://u:hunter2@h"]
+)
 def test_a_password_in_a_url_is_refused_and_not_shown(url: str) -> None:
     with pytest.raises(UserError) as caught:
         base_url(url)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from freight.core.job import ACTIVE, FINAL, NEXT, Event, IllegalTransition, State, Totals, advance
+from freight.core.job import FINAL, NEXT, Event, IllegalTransition, State, Totals, advance
 
 ALL = [(state, event) for state in State for event in Event]
 CONTINUING = {Event.CONTINUED, Event.RETRIED}
@@ -85,10 +85,6 @@ def test_a_control_plane_that_stops_ends_no_job(state: State) -> None:
 
 def test_a_job_fails_for_lack_of_a_start_only_once_it_is_suspended() -> None:
     assert {state for state, event in NEXT if event is Event.STARTS_EXHAUSTED} == {State.SUSPENDED}
-
-
-def test_states_that_may_hold_workers_are_not_final() -> None:
-    assert not ACTIVE & FINAL
 
 
 def test_the_catalog_accepts_exactly_the_states() -> None:

@@ -171,3 +171,8 @@ def test_a_refusal_names_the_field_and_the_way_out_but_not_the_address() -> None
     assert "image_url.url" in problem
     assert "media.hosts" in problem
     assert "secret" not in problem
+
+
+def test_the_quick_look_passes_over_no_field() -> None:
+    for field in FIELDS:
+        assert media_problem(b'{"messages":{"%s":"/etc/passwd"}}' % field.encode(), frozenset()) is not None

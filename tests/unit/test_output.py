@@ -89,14 +89,28 @@ def test_another_file_or_none_is_not_the_one_that_was_written(tmp_path: Path, co
     assert not written.matches(tmp_path / "out")
 
 
-def test_a_full_disk_is_told_and_leaves_nothing_aside(tmp_path: Path) -> None:
+def test_a_full_disk_is_told_and_leaves_nothing_aside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "aside"
-    path.symlink_to("/dev/full")
 
+    def opened(self: Path, *arguments: object, **options: object) -> object:
+        path.touch()
+        return open("/dev/full", "wb")  # noqa: PTH123, SIM115
+
+    monkeypatch.setattr(Path, "open", opened)
     with pytest.raises(StorageFull):
         write_aside(path, "job", iter([(0, b"x}")]), records=1)
 
     assert not os.path.lexists(path)
+
+
+def test_what_is_left_from_before_is_not_written_into(tmp_path: Path) -> None:
+    aside, output = tmp_path / "aside", tmp_path / "out"
+    output.write_text("published")
+    os.link(output, aside)
+
+    write_aside(aside, "job", iter([(0, b"x}")]), records=1)
+
+    assert output.read_text() == "published"
 
 
 def test_a_place_that_cannot_be_written_to_is_told(tmp_path: Path) -> None:

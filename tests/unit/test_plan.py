@@ -18,6 +18,7 @@ from freight.core.plan import (
     StopWorkers,
     Suspend,
     TimeOut,
+    Trouble,
     Unsuspend,
     Wait,
     WorkerView,
@@ -123,39 +124,56 @@ def test_each_url_of_an_endpoint_gets_one_worker_and_no_device(
     assert decide(job, devices="xx") == tuple(StartWorker("job", source, None) for source in expected)
 
 
+def trouble(place: str = "gpu0", count: int = MOST_STARTS, at: float = NOW, words: str = "out of memory") -> Trouble:
+    return Trouble(place, count, at, words)
+
+
 @pytest.mark.parametrize("failed", range(1, MOST_STARTS))
 def test_a_failed_start_is_tried_again_only_after_its_pause(failed: int) -> None:
-    pause = START_BACKOFF_S[failed - 1]
-    job = replace(QUEUED, failed_starts=failed, failed_at=NOW, last_words="no such file")
-
-    [wait] = decide(job, devices=".", now=NOW + pause - 0.01)
+    pause_s = START_BACKOFF_S[failed - 1]
+    job = replace(QUEUED, troubles=(trouble(count=failed, words="no such file"),))
+    (wait,) = decide(job, devices=".", now=NOW + pause_s - 0.5)
     assert isinstance(wait, Wait)
     assert "no such file" in wait.reason
-    assert decide(job, devices=".", now=NOW + pause) == starts("gpu0")
+    assert decide(job, devices=".", now=NOW + pause_s) == starts("gpu0")
 
 
 def test_pauses_between_starts_grow() -> None:
     assert list(START_BACKOFF_S) == sorted(set(START_BACKOFF_S))
+    assert len(START_BACKOFF_S) == MOST_STARTS - 1
 
 
-def test_a_job_with_a_live_worker_does_not_wait_while_another_start_pauses() -> None:
-    job = replace(QUEUED, state=State.RUNNING, workers=2, live=(W0,), failed_starts=1, failed_at=NOW)
+def test_a_place_that_fails_does_not_keep_a_job_from_the_others() -> None:
+    job = replace(QUEUED, workers=2, troubles=(trouble("gpu0", count=1), trouble("gpu1")))
+    assert decide(job, devices="...") == starts("gpu2")
 
-    assert decide(job, devices="x.") == ()
+
+def test_a_job_with_a_live_worker_goes_on_when_every_other_place_has_failed() -> None:
+    job = replace(QUEUED, state=State.RUNNING, workers=2, live=(W0,), troubles=(trouble("gpu1"),))
+    assert decide(job, devices="x.", now=NOW + 1000) == ()
+
+
+def test_a_job_waits_for_a_device_that_a_stranger_holds_when_its_own_have_failed() -> None:
+    (wait,) = decide(replace(QUEUED, troubles=(trouble("gpu0"),)), devices=".x", now=NOW + 1000)
+    assert isinstance(wait, Wait)
+    assert "gpu1 is held by worker x" in wait.reason
 
 
 def test_after_the_last_start_the_job_is_suspended_with_its_servers_last_words() -> None:
-    job = replace(QUEUED, failed_starts=MOST_STARTS, failed_at=NOW - 1000, last_words="out of memory")
-
+    job = replace(QUEUED, troubles=(trouble(at=NOW - 1000),))
     assert decide(job, devices=".") == (Suspend("job", "out of memory"),)
 
 
 def test_a_job_that_cannot_start_fails_only_once_nothing_of_it_is_left() -> None:
-    job = replace(QUEUED, state=State.SUSPENDED, failed_starts=MOST_STARTS, last_words="out of memory")
+    job = replace(QUEUED, state=State.SUSPENDED, troubles=(trouble(),))
+    assert decide(replace(job, live=(STOPPING,), blocked="full"), devices="x") == ()
+    assert decide(job, devices=".") == (Fail("job", "out of memory"),)
 
-    assert decide(replace(job, live=(W0, replace(W1, stopping=True)))) == (StopWorkers("job"),)
-    assert decide(replace(job, live=(STOPPING,))) == ()
-    assert decide(job) == (Fail("job", "out of memory"),)
+
+def test_an_endpoint_whose_urls_all_fail_is_suspended_and_then_fails() -> None:
+    job = replace(ENDPOINT, troubles=tuple(trouble(url) for url in URLS))
+    assert decide(job) == (Suspend("job", "out of memory"),)
+    assert decide(replace(job, state=State.SUSPENDED)) == (Fail("job", "out of memory"),)
 
 
 def test_a_blocked_job_is_suspended_with_the_reason_and_goes_on_when_that_is_over() -> None:
@@ -185,7 +203,7 @@ def test_a_job_with_all_records_done_is_finalized_once_its_workers_are_gone(stat
 
 
 def test_records_that_are_all_done_need_no_start_even_when_starts_failed() -> None:
-    assert decide(replace(QUEUED, left=0, failed_starts=MOST_STARTS)) == (Finalize("job"),)
+    assert decide(replace(QUEUED, left=0, troubles=(trouble(),)), devices=".") == (Finalize("job"),)
 
 
 @pytest.mark.parametrize("state", sorted(set(State) - set(UNFINISHED)))

@@ -205,8 +205,6 @@ def test_a_result_clears_its_record_of_suspicion_also_after_a_restart(path: Path
     again = Results(path, Locking.LOCAL)
     again.put([answered(1)], epoch=0)
     assert again.suspects() == {2: 1}
-    again.clear_suspects()
-    assert again.suspects() == {}
     again.close()
 
 

@@ -109,9 +109,7 @@ class Engine:
 
 def catches(pid: int, number: int) -> bool:
     """Return whether the process has a handler for the signal (it has none before it gets to set one)."""
-    (line,) = (
-        line for line in Path(f"/proc/{pid}/status").read_text().splitlines() if line.startswith("SigCgt:")
-    )
+    (line,) = (line for line in Path(f"/proc/{pid}/status").read_text().splitlines() if line.startswith("SigCgt:"))
     return bool(int(line.split()[1], 16) >> (number - 1) & 1)
 
 
@@ -207,8 +205,7 @@ def engine() -> Iterator[Engine]:
             {
                 "object": "text_completion",
                 "choices": [
-                    {"index": index, "text": "ok", "logprobs": None, "finish_reason": "stop"}
-                    for index in (0, 1)
+                    {"index": index, "text": "ok", "logprobs": None, "finish_reason": "stop"} for index in (0, 1)
                 ],
                 "usage": {
                     "prompt_tokens": 5,
@@ -249,9 +246,7 @@ def test_an_embedding_is_eight_floats_that_depend_on_the_text(engine: Engine) ->
 
 
 def test_rerank_sorts_by_score_and_obeys_top_n(engine: Engine) -> None:
-    results = engine.post("/v1/rerank", {"query": "q", "documents": list("abcdef"), "top_n": 4}).json()[
-        "results"
-    ]
+    results = engine.post("/v1/rerank", {"query": "q", "documents": list("abcdef"), "top_n": 4}).json()["results"]
     scores = [result["relevance_score"] for result in results]
     assert len(scores) == 4
     assert scores == sorted(scores, reverse=True)
@@ -292,9 +287,7 @@ def test_digest_mode_answers_the_digest_of_the_last_user_message(content: Any) -
         ("/v1/score", b'{"text_1":["a","b"],"text_2":["c"]}', "text_1"),
     ],
 )
-def test_a_bad_body_gets_a_400_in_openai_shape(
-    engine: Engine, path: str, body: bytes, param: str | None
-) -> None:
+def test_a_bad_body_gets_a_400_in_openai_shape(engine: Engine, path: str, body: bytes, param: str | None) -> None:
     answer = engine.ask("POST", path, body)
     assert answer.status == 400
     assert answer.json()["error"]["type"] == "invalid_request_error"
@@ -363,9 +356,7 @@ def test_metrics_count_tokens() -> None:
         ("no-such-marker", 400, b"no such marker"),
     ],
 )
-def test_a_marker_gets_its_reply_every_time(
-    engine: Engine, marker: str, status: int, fragment: bytes
-) -> None:
+def test_a_marker_gets_its_reply_every_time(engine: Engine, marker: str, status: int, fragment: bytes) -> None:
     for _ in range(2):
         answer = engine.chat(f"please STUB:{marker} now")
         assert answer.status == status
@@ -516,9 +507,7 @@ def test_a_client_that_leaves_frees_its_slot() -> None:
     with running("--slots", "1") as engine:
         with socket.create_connection((engine.host, engine.port)) as leaver:
             body = json.dumps(chat_body("STUB:sleep=600")).encode()
-            leaver.sendall(
-                b"POST %b HTTP/1.1\r\nContent-Length: %d\r\n\r\n%b" % (CHAT.encode(), len(body), body)
-            )
+            leaver.sendall(b"POST %b HTTP/1.1\r\nContent-Length: %d\r\n\r\n%b" % (CHAT.encode(), len(body), body))
             engine.wait_counts(lambda counts: counts["in_flight_now"] == 1)
         assert engine.chat("next").content() == "ok"
 
