@@ -16,7 +16,7 @@ import msgspec
 import platformdirs
 
 from freight.core.model import EngineName, ModelEntry
-from freight.errors import UserError
+from freight.errors import UserError, refusing
 
 _T = TypeVar("_T")
 _UNITS_S: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0}
@@ -37,6 +37,13 @@ def parse_duration(value: Any) -> float:
     if "".join(number + unit for number, unit in parts) != text or not parts:
         raise ValueError("expected a duration such as 90s, 15m, 12h or 1h30m")
     return sum(float(number) * _UNITS_S[unit] for number, unit in parts)
+
+
+def _period(value: Any) -> float:
+    seconds = parse_duration(value)
+    if not seconds:
+        raise ValueError("must be longer than nothing")
+    return seconds
 
 
 def parse_size(value: Any) -> int:
@@ -111,10 +118,10 @@ SETTINGS: Final = (
     Setting("limits.file_bytes", 1 << 50, parse_size, "bytes in one input file"),
     Setting("limits.active_jobs", 20, _count, "unfinished jobs of one user"),
     Setting("media.hosts", (), _texts, "hosts from which records may have media fetched over https"),
-    Setting("engines.start_stall", 300.0, parse_duration, "a loading server that does nothing this long is given up"),
-    Setting("engines.start_timeout", 7200.0, parse_duration, "a model server that is not ready after this is given up"),
-    Setting("engines.stall", 300.0, parse_duration, "a model server that makes no token for this long is restarted"),
-    Setting("engines.suspend_after", 900.0, parse_duration, "a job without any success for this long is suspended"),
+    Setting("engines.start_stall", 300.0, _period, "a loading server that does nothing this long is given up"),
+    Setting("engines.start_timeout", 7200.0, _period, "a model server that is not ready after this is given up"),
+    Setting("engines.stall", 300.0, _period, "a model server that makes no token for this long is restarted"),
+    Setting("engines.suspend_after", 900.0, _period, "a job without any success for this long is suspended"),
     Setting("openai.enforce_window", False, _flag, "let OpenAI batches expire at the end of their completion window"),
 )  # fmt: skip
 _BY_KEY: Final = {setting.key: setting for setting in SETTINGS}
@@ -168,16 +175,20 @@ class Config:
         return self.values[key]
 
 
+_NO_HOME: Final = "set HOME, or FREIGHT_CONFIG and FREIGHT_DATA"
+
+
 def config_file(environment: Mapping[str, str] = os.environ) -> Path | None:
     """Return the configuration file in force; None when there is none. Raises UserError when a named one is missing."""
     named = environment.get("FREIGHT_CONFIG")
-    if named:
-        if not Path(named).is_file():
-            raise UserError(f"FREIGHT_CONFIG names {named}, which is not a file", "name a TOML file, or unset it")
-        return Path(named)
-    folder = Path("/etc/freight") if os.geteuid() == 0 else Path(platformdirs.user_config_dir("freight"))
-    path = folder / "config.toml"
-    return path if path.is_file() else None
+    with refusing(f"cannot read the configuration {named or ''}".rstrip(), _NO_HOME):
+        if named:
+            if not Path(named).is_file():
+                raise UserError(f"FREIGHT_CONFIG names {named}, which is not a file", "name a TOML file, or unset it")
+            return Path(named)
+        folder = Path("/etc/freight") if os.geteuid() == 0 else Path(platformdirs.user_config_dir("freight"))
+        path = folder / "config.toml"
+        return path if path.is_file() else None
 
 
 def data_folder(environment: Mapping[str, str] = os.environ) -> Path:
@@ -185,7 +196,8 @@ def data_folder(environment: Mapping[str, str] = os.environ) -> Path:
     named = environment.get("FREIGHT_DATA")
     if named:
         return Path(named).absolute()
-    return Path("/var/lib/freight") if os.geteuid() == 0 else Path(platformdirs.user_data_dir("freight"))
+    with refusing("cannot tell the data folder", _NO_HOME):
+        return Path("/var/lib/freight") if os.geteuid() == 0 else Path(platformdirs.user_data_dir("freight"))
 
 
 def load_config(
@@ -217,7 +229,7 @@ def _read_file(path: Path, values: dict[str, Any], origins: dict[str, str], name
         content = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror}", "name another with FREIGHT_CONFIG") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise UserError(f"{path} is not valid TOML: {error}", "see https://toml.io for the format") from error
     for key, value in _flatten(content):
         section = key.split(".")[0]
@@ -253,6 +265,8 @@ def _read_environment(environment: Mapping[str, str], values: dict[str, Any], or
     by_variable = {setting.variable(): setting for setting in SETTINGS}
     sections = tuple({f"FREIGHT_{key.split('.')[0].upper()}_" for key in _BY_KEY if "." in key})
     for variable, text in environment.items():
+        if not text:
+            continue  # As good as unset.
         setting = by_variable.get(variable)
         if setting is not None:
             values[setting.key] = _parsed(setting.parse, text, variable)

@@ -1,5 +1,8 @@
 """The few kinds of error, by whose fault they are. A bug is none of them and is never caught."""
 
+from collections.abc import Generator
+from contextlib import contextmanager
+
 
 class FreightError(Exception):
     """Something a person can act on: what went wrong and where, and what to do next."""
@@ -42,3 +45,18 @@ class LauncherError(FreightError):
     def __init__(self, message: str, *, transient: bool, hint: str | None = None) -> None:
         super().__init__(message, hint)
         self.transient = transient
+
+
+@contextmanager
+def refusing(what: str, hint: str) -> Generator[None]:
+    """Turn what the system raises in the block about a path or an address into a UserError that begins with `what`.
+
+    Python raises OSError, RuntimeError (a loop of links, no home folder) and ValueError (no valid name) for these.
+    """
+    try:
+        yield
+    except FreightError:
+        raise
+    except (OSError, RuntimeError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        raise UserError(f"{what}: {reason}", hint) from error

@@ -1,13 +1,15 @@
 """The `freight` command."""
 
 import importlib
+import os
 import sys
 from typing import Any, Final
 
 import click
 
 from freight import __version__
-from freight.errors import FreightError
+from freight.cli.text import printable
+from freight.errors import FreightError, OperationError
 
 # Each command: the module that has it, and its line in the help. Nothing is imported before it is used.
 COMMANDS: Final = {
@@ -50,13 +52,14 @@ def freight() -> None:
 
 def fail(error: FreightError) -> None:
     """Print an error as users see it: what and where, then the fix."""
-    click.echo(f"error: {error.message}", err=True)
+    click.echo(f"error: {printable(error.message)}", err=True)
     if error.hint:
-        click.echo(f"hint: {error.hint}", err=True)
+        click.echo(f"hint: {printable(error.hint)}", err=True)
 
 
 def main(arguments: list[str] | None = None) -> None:
     """Run the command and exit with its status."""
+    _open_standard_files()
     try:
         status: Any = freight.main(arguments, prog_name="freight", standalone_mode=False)
     except click.exceptions.Exit as error:
@@ -70,10 +73,25 @@ def main(arguments: list[str] | None = None) -> None:
         fail(error)
         status = error.exit_code
     except BrokenPipeError:
-        # The reader of our output went away, as `| head` does: nothing is wrong.
-        sys.stderr.close()
+        # The reader of our output went away, as `| head` does: nothing is wrong, and nothing more can be said.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         status = 0
+    except OSError as error:
+        fail(OperationError(f"{error.filename or 'output'}: {error.strerror or error}"))
+        status = 1
     sys.exit(status if isinstance(status, int) else 0)
+
+
+def _open_standard_files() -> None:
+    """Open /dev/null for each standard file that is closed, as some daemons start programs."""
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)
+    sys.stdin = sys.stdin or open(0, encoding="utf-8", closefd=False)  # noqa: SIM115
+    sys.stdout = sys.stdout or open(1, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
+    sys.stderr = sys.stderr or open(2, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
 
 
 def _fail_usage(error: click.UsageError) -> None:

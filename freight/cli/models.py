@@ -68,7 +68,11 @@ def show(name: str, as_json: bool) -> None:
 @models.command(context_settings={"ignore_unknown_options": False})
 @click.argument("name")
 @click.argument("arguments", nargs=-1)
-@click.option("--engine", type=click.Choice(list(EngineName)), help="The kind of server. [default: by the source]")
+@click.option(
+    "--engine",
+    type=click.Choice([name.value for name in EngineName]),
+    help="The kind of server. [default: by the source]",
+)
 @click.option("--source", multiple=True, metavar="S", help="A .gguf file, a checkpoint folder, or a URL (repeatable).")
 @click.option("--context", type=click.IntRange(min=1), metavar="TOKENS", help="Tokens per request.")
 @click.option("--gpus", type=click.IntRange(min=0), metavar="N", help="GPUs per worker.")

@@ -32,6 +32,6 @@ class Concurrency(click.ParamType[int]):
         """Return the number; fail with what is accepted."""
         if value in ("auto", 0):
             return 0
-        if not str(value).isdigit() or not 1 <= int(value) <= 65536:
+        if not (str(value).isascii() and str(value).isdigit()) or not 1 <= int(value) <= 65536:
             self.fail(f"{value!r}: expected auto, or a number from 1 to 65536", param, ctx)
         return int(value)

@@ -12,6 +12,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from freight.cli.text import printable
 from freight.control.embedded import Outcome
 from freight.control.jobrun import Progress
 from freight.core.job import State
@@ -93,7 +94,7 @@ def line(progress: Progress) -> str:
         if eta is not None:
             parts.append(f"{duration(eta)} left")
     if progress.reason:
-        parts.append(progress.reason.splitlines()[0])
+        parts.append(printable(progress.reason.splitlines()[0]))
     return " · ".join(parts)
 
 
@@ -117,7 +118,10 @@ def summary(outcome: Outcome, output: str, took_s: float) -> list[str]:
         return lines
     lines = [_headline(outcome, output, took_s)]
     if outcome.reason:
-        lines += [f"error: {outcome.reason}", "hint: the same command goes on with the records that are left"]
+        lines += [
+            f"error: {printable(outcome.reason)}",
+            "hint: mend the cause; the same command then goes on with the records that are left",
+        ]
     if totals.input_tokens or totals.output_tokens:
         cached = (
             f", {100 * totals.cached_tokens / totals.input_tokens:.0f}% of them cached" if totals.cached_tokens else ""
@@ -126,7 +130,10 @@ def summary(outcome: Outcome, output: str, took_s: float) -> list[str]:
     if totals.cut:
         lines.append(f"{totals.cut} cut off by max_tokens")
     if totals.failed:
-        lines += [f"  {f.count} × {_kind(f.code, f.status)}, for example: {f.example}" for f in outcome.failures[1:]]
+        lines += [
+            f"  {f.count} × {_kind(f.code, f.status)}, for example: {printable(f.example, one_line=True)}"
+            for f in outcome.failures[1:]
+        ]
         lines.append(f"{totals.failed} of {outcome.total} failed{_commonest(outcome)}")
     return lines
 
@@ -146,7 +153,7 @@ def _commonest(outcome: Outcome) -> str:
         return ""
     most = outcome.failures[0]
     share = "" if most.count == outcome.totals.failed else f"{most.count} × "
-    return f": {share}{_kind(most.code, most.status)}: {most.example}"
+    return f": {share}{_kind(most.code, most.status)}: {printable(most.example, one_line=True)}"
 
 
 def _kind(code: str, status: int) -> str:

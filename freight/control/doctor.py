@@ -86,7 +86,7 @@ def _devices(data: Path) -> Iterator[Finding]:
 
 
 def _folder(data: Path) -> Finding:
-    existing = next(parent for parent in (data, *data.parents) if parent.exists())
+    existing = next(parent for parent in (data, *data.parents) if os.path.exists(parent))  # noqa: PTH110
     free_gb = shutil.disk_usage(existing).free / 1e9
     kind = f"{filesystem_type(existing)}{', a network file system' if is_network(existing) else ''}"
     good = os.access(existing, os.W_OK)

@@ -34,13 +34,15 @@ from freight.control.statefolder import INPUT_KEY, SAME, StateFolder, standing
 from freight.core.job import FINAL, Event, State, Totals
 from freight.core.model import ModelSpec
 from freight.core.record import Rules
-from freight.errors import FreightError, Interrupted, OperationError, UserError
+from freight.errors import FreightError, Interrupted, OperationError, UserError, refusing
 from freight.launchers.local import LocalLauncher, local_devices
 from freight.launchers.locks import lock_folder
 from freight.store.catalog import JobRow
 from freight.store.database import STORAGE_ERRORS, StorageFull
 from freight.store.results import Failure, Results
 
+# SQLite takes paths of 512 bytes; the state folder's part comes after the output's.
+MOST_OUTPUT_PATH: Final = 400
 IGNORE_KEY: Final = "--ignore-record-model"
 _T = TypeVar("_T")
 _ENDPOINT_PAUSE_S: Final = 2.0
@@ -103,7 +105,7 @@ class EmbeddedRun:
         self._listen = listen
         self._config = config
         self._console = console
-        self._output = Path(request.output).absolute()
+        self._output = output_path(request)
         self._state = StateFolder(self._output, request.output)
         self._writer = ThreadPoolExecutor(1, "freight-writer")
         self._reader = ThreadPoolExecutor(2, "freight-reader")
@@ -128,7 +130,6 @@ class EmbeddedRun:
     async def run(self) -> Outcome:
         """Run the job and return how it ended; raise FreightError for what kept it from that."""
         self._main = asyncio.current_task()
-        check_output(self._request)
         try:
             await self._in_thread(self._state.claim, self._pause)
             self._state.open(self._request.fresh)
@@ -380,28 +381,27 @@ def _limits(config: Config) -> EngineLimits:
     )
 
 
-def check_output(request: RunRequest) -> None:
-    """Raise UserError for an output that could never be written."""
-    try:
-        _check_output(request)
-    except (OSError, ValueError) as error:
-        raise UserError(f"cannot write the output {request.output!r}: {error}", "choose another name for -o") from error
-
-
-def _check_output(request: RunRequest) -> None:
+def output_path(request: RunRequest) -> Path:
+    """Return where the output goes, links followed; raise UserError for one that could never be written."""
     shown = request.output
-    shown.encode()  # A name that is not UTF-8 could not be passed on to the database.
-    output = Path(shown).absolute()
-    folder = output.parent
-    if not folder.is_dir():
-        raise UserError(f"the folder of the output {shown} does not exist", f"make it first: mkdir -p {folder}")
-    if output.is_dir():
-        raise UserError(f"the output {shown} is a folder", "name a file")
-    if not os.access(folder, os.W_OK | os.X_OK):
-        raise UserError(f"cannot write to the folder of the output {shown}", "choose another folder for -o")
-    source = Path(request.file)
-    if request.file != "-" and output.exists() and source.exists() and output.samefile(source):
-        raise UserError(f"the output {shown} is the input file itself", "name another output")
+    with refusing(f"cannot write the output {shown!r}", "choose another name for -o"):
+        shown.encode()  # A name that is not UTF-8 could not be passed on to the database.
+        output = Path(os.path.realpath(shown))
+        if not shown or shown.endswith("/") or output.is_dir():
+            raise UserError(f"the output {shown!r} is a folder", "name a file, as in -o out.jsonl")
+        if os.path.lexists(output) and not output.is_file():
+            raise UserError(f"the output {shown} is not a regular file", "name a file, as in -o out.jsonl")
+        folder = output.parent
+        if not folder.is_dir():
+            raise UserError(f"the folder of the output {shown} does not exist", f"make it first: mkdir -p {folder}")
+        if not os.access(folder, os.W_OK | os.X_OK):
+            raise UserError(f"cannot write to the folder of the output {shown}", "choose another folder for -o")
+        if len(os.fsencode(output)) > MOST_OUTPUT_PATH:
+            raise UserError(f"the path of the output {shown} is too long", f"{MOST_OUTPUT_PATH} bytes are possible")
+        source = Path(request.file)
+        if request.file != "-" and output.exists() and source.exists() and output.samefile(source):
+            raise UserError(f"the output {shown} is the input file itself", "name another output")
+        return output
 
 
 def check_models(shown: str, model: ModelSpec, sample: Sample) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from freight.core.record import Rejection, Request, Rules, check_line, model_of
-from freight.errors import Interrupted, OperationError, UserError
+from freight.errors import Interrupted, OperationError, UserError, refusing
 
 SAMPLE_RECORDS: Final = 20
 _ONE_OBJECT: Final = 'write one request per line, as in {"custom_id": "req-1", "body": {…}}'
@@ -140,10 +140,8 @@ class InputFile:
 
 
 def _resolved(path: Path, shown: str) -> Path:
-    try:
+    with refusing(f"cannot follow the input's path {shown}", "name the file itself"):
         return path.resolve()
-    except (OSError, RuntimeError) as error:
-        raise UserError(f"cannot follow the input's path {shown}: {error}", "name the file itself") from error
 
 
 def _stat_or_none(path: Path) -> os.stat_result | None:
@@ -181,9 +179,12 @@ def open_input(shown: str, keep: Callable[[int], Path]) -> InputFile:
     """
     if shown == "-":
         return InputFile(keep(sys.stdin.fileno()), "standard input")
+    if not shown:
+        raise UserError("the input has no name", "name a JSON Lines file, or - for standard input")
     if is_stream(Path(shown)):
         # Not to wait in the call itself for a pipe's writer: reading can be interrupted, opening cannot.
-        stream = os.open(shown, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        with refusing(f"cannot read the input {shown}", "name a JSON Lines file, or - for standard input"):
+            stream = os.open(shown, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         try:
             return InputFile(keep(stream), shown)
         finally:

@@ -120,7 +120,10 @@ def _rename_new(aside: Path, output: Path) -> None:
 
 
 def _sync_folder(folder: Path) -> None:
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    except PermissionError:
+        return  # A folder that may be written to and not read: the file is there all the same.
     try:
         os.fsync(fd)
     finally:

@@ -17,13 +17,11 @@ from freight.engines.command import check_command
 from freight.engines.endpoint import KEY_VARIABLE, base_url
 from freight.engines.gguf import read_gguf
 from freight.engines.registry import engine_of
-from freight.errors import UserError
+from freight.errors import UserError, refusing
 from freight.store.registry import BUILT_IN
 
 _HUB_ID: Final = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+(:[\w.-]+)?")
 _SPAN_BYTES: Final = 1 << 20
-# No file has a longer name.
-MOST_NAME: Final = 255
 
 
 def choose_model(typed: str | None, first_model: str | None, config: Config) -> tuple[str, str | None]:
@@ -32,7 +30,7 @@ def choose_model(typed: str | None, first_model: str | None, config: Config) -> 
     Without a name: the first record's model if it is registered, else the default. Raises UserError
     when there is nothing to choose by.
     """
-    if typed:
+    if typed is not None:
         return typed, None
     if first_model and entry_name(first_model, config):
         return first_model, f"no --model given; using {first_model}, which the first record names"
@@ -55,19 +53,20 @@ def entry_name(typed: str, config: Config) -> str | None:
 
 def find_entry(typed: str, config: Config) -> tuple[str, ModelEntry]:
     """Return the name and entry that `typed` stands for; raise UserError when it stands for nothing."""
-    if re.match(r"https?://", typed):
+    if re.match(r"https?://", typed, re.IGNORECASE):
         key = KEY_VARIABLE if KEY_VARIABLE in os.environ else None
         return typed, ModelEntry(engine=EngineName.ENDPOINT, source=base_url(typed), api_key_env=key)
     registered = entry_name(typed, config)
     if registered:
         return registered, config.models[registered]
-    path = Path(typed).expanduser()
-    if len(path.name) > MOST_NAME:
-        raise UserError(f"there is no model {typed[:40]}…: the name is too long", _what_there_is(config))
-    if path.is_file() or typed.endswith(".gguf"):
-        return path.stem, ModelEntry(engine=EngineName.LLAMACPP, source=str(path.absolute()))
-    if path.is_dir():
-        return path.name, ModelEntry(engine=EngineName.VLLM, source=str(path.absolute()))
+    with refusing(f"cannot look for the model {typed!r}", _what_there_is(config)):
+        path = Path(typed).expanduser()
+        if path.is_file() or typed.endswith(".gguf"):
+            return path.stem, ModelEntry(engine=EngineName.LLAMACPP, source=str(path.absolute()))
+        if path.is_dir():
+            return path.name, ModelEntry(engine=EngineName.VLLM, source=str(path.absolute()))
+    if re.fullmatch(r"[\w.-]+:\d+(/.*)?", typed):
+        raise UserError(f"there is no model {typed}", f"for a server's URL write http://{typed}")
     if _HUB_ID.fullmatch(typed):
         raise UserError(
             f"there is no model {typed}; models of a hub cannot be fetched by this version",
@@ -126,6 +125,9 @@ def check_entry(name: str, entry: ModelEntry) -> None:
             raise UserError(
                 f"model {name}: {option} has no effect on engine {entry.engine} in this version", "leave it out"
             )
+    for variable, value in entry.env.items():
+        if not variable or "=" in variable or "\0" in variable + value:
+            raise UserError(f"model {name}: {variable!r} cannot be a variable of env", "correct its entry")
     sources = entry.sources()
     if entry.engine is EngineName.ENDPOINT:
         if not sources:

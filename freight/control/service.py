@@ -122,6 +122,8 @@ class ControlPlane:
         failure = self._failure or self._apply.failure
         if failure is not None:
             raise failure
+        if self._lock.is_gone():
+            raise OperationError("the state folder was removed during the run; its answers went with it")
         if self._lock.is_lost:
             raise OperationError("another run took the state folder over: this one was not seen to live for a while")
         async with self._deciding:

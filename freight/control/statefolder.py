@@ -13,7 +13,7 @@ from freight.control.inputs import keep_stream
 from freight.control.output import is_ours
 from freight.control.service import RUNTIME_PREFIX
 from freight.core.job import State
-from freight.errors import OperationError, UserError
+from freight.errors import OperationError, UserError, refusing
 from freight.launchers.base import Launcher
 from freight.store.catalog import Catalog, JobRow
 from freight.store.database import STORAGE_ERRORS, StorageFull
@@ -66,10 +66,11 @@ class StateFolder:
         self._is_owned, self._is_new = True, is_new
 
     def _check_own(self) -> None:
-        if self.path.is_dir():
-            names = [entry.name for entry in self.path.iterdir()]
-            if not names or any(name in names for name in _OWN_FILES):
-                return
+        with refusing(f"cannot look into the state folder {self.shown}", "choose another output"):
+            if self.path.is_dir():
+                names = [entry.name for entry in self.path.iterdir()]
+                if not names or any(name in names for name in _OWN_FILES):
+                    return
         raise UserError(
             f"{self.shown} exists and is not a Freight state folder", "move it away, or choose another output"
         )

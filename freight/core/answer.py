@@ -74,10 +74,10 @@ class _Body(msgspec.Struct):
         return cast(list[Any], choices) if isinstance(choices, list) else []
 
 
-def read_answer(body: bytes, endpoint: Endpoint) -> Answer:
-    """Return the answer that a 200's `body` is; raise BadAnswer when it is none."""
+def read_answer(body: bytes, endpoint: Endpoint, status: int = 200) -> Answer:
+    """Return the answer that the `body` of a 200 (or another 2xx) is; raise BadAnswer when it is none."""
     if not body.strip():
-        raise BadAnswer("the engine answered 200 with an empty body")
+        raise BadAnswer(f"the engine answered {status} with an empty body")
     try:
         line = jsonbytes.one_line(body)
     except NotJson as error:

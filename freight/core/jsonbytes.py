@@ -104,7 +104,8 @@ def _located(text: bytes, fallback: str) -> NotJson:
     except NotJson as error:
         return error
     except json.JSONDecodeError as error:
-        return NotJson(error.msg[:1].lower() + error.msg[1:], error.pos + 1)
+        words = "a byte order mark" if "BOM" in error.msg else error.msg.removesuffix(" at")
+        return NotJson(words[:1].lower() + words[1:], error.pos + 1)
     except RecursionError:
         return NotJson(f"nested deeper than {MAX_DEPTH} levels")
     at = re.search(r"\(byte (\d+)\)", fallback)

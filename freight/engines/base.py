@@ -9,7 +9,7 @@ from typing import Protocol
 
 from freight.core.model import ModelSpec
 from freight.core.record import Endpoint
-from freight.errors import UserError
+from freight.errors import UserError, refusing
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,20 +87,14 @@ def read_key(file: str | None, variable: str | None, environment: Mapping[str, s
 
     Raises UserError when what is named is not there.
     """
+    key = None
     if file:
-        try:
-            return Path(file).expanduser().read_text().strip()
-        except (OSError, UnicodeDecodeError) as error:
-            raise UserError(
-                f"cannot read the API key file {file}: {_why(error)}", "name a text file that holds the key alone"
-            ) from error
-    if variable:
-        key = environment.get(variable)
+        with refusing(f"cannot read the API key file {file}", "name a text file that holds the key alone"):
+            key = Path(file).expanduser().read_text().strip()
+    elif variable:
+        key = environment.get(variable, "").strip()
         if not key:
             raise UserError(f"the API key variable {variable} is not set", f"export {variable}=…, or use api_key_file")
-        return key
-    return None
-
-
-def _why(error: Exception) -> str:
-    return (error.strerror or str(error)) if isinstance(error, OSError) else "not text"
+    if key is not None and not (key.isascii() and key.isprintable()):
+        raise UserError(f"the API key in {file or variable} has characters that no header can hold", "check it")
+    return key

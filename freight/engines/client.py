@@ -12,9 +12,11 @@ import msgspec
 
 from freight.engines.base import Address
 
+# An answer may have so many bytes, unpacked; no model writes as much.
+MOST_ANSWER_BYTES: Final = 64_000_000
 PROBE_TIMEOUT_S: Final = 5.0
 # A server that asks for more is asked again after this.
-MOST_RETRY_AFTER_S: Final = 3600.0
+MOST_RETRY_AFTER_S: Final = 600.0
 _CONNECT_TIMEOUT_S: Final = 30.0
 _ONE_PIECE_BYTES: Final = 1 << 20
 _HEADERS: Final = {"Content-Type": "application/json", "Accept-Encoding": "identity"}
@@ -32,6 +34,10 @@ class HttpReply:
 
 class Unreachable(Exception):
     """No complete answer came; the text says why, in a few words and without the request."""
+
+
+class TooLarge(Exception):
+    """The answer has more than MOST_ANSWER_BYTES."""
 
 
 class TookTooLong(Exception):
@@ -66,7 +72,7 @@ class EngineClient:
         await self._session.close()
 
     async def post(self, path: str, body: bytes, timeout_s: float | None) -> HttpReply:
-        """Send one request and return the whole answer; raise Unreachable or TookTooLong."""
+        """Send one request and return the whole answer; raise Unreachable, TookTooLong or TooLarge."""
         timeout = aiohttp.ClientTimeout(total=timeout_s, sock_connect=_CONNECT_TIMEOUT_S)
         # A large body goes out in pieces, so that it does not hold up the event loop.
         data = body if len(body) <= _ONE_PIECE_BYTES else io.BytesIO(body)
@@ -78,7 +84,7 @@ class EngineClient:
             ) as response:
                 return HttpReply(
                     response.status,
-                    await response.read(),
+                    await _read(response),
                     response.headers.get("x-request-id", ""),
                     response.headers.get("Retry-After"),
                 )
@@ -93,7 +99,9 @@ class EngineClient:
         self._check_open()
         try:
             async with self._session.get(self._base + path, timeout=timeout, allow_redirects=False) as response:
-                return HttpReply(response.status, await response.read(), "", None)
+                return HttpReply(response.status, await _read(response), "", None)
+        except TooLarge as error:
+            raise Unreachable("its answer is far too long") from error
         except (aiohttp.ClientError, OSError, ValueError) as error:
             raise Unreachable(_why(error)) from error
 
@@ -129,7 +137,7 @@ class EngineClient:
         try:
             listed: Any = msgspec.json.decode(reply.body)
             return frozenset(str(entry["id"]) for entry in listed["data"])
-        except (msgspec.DecodeError, UnicodeDecodeError, KeyError, TypeError):
+        except (msgspec.DecodeError, UnicodeDecodeError, KeyError, TypeError, RecursionError):
             return None
 
     async def metrics(self) -> str | None:
@@ -139,6 +147,18 @@ class EngineClient:
         except Unreachable:
             return None
         return reply.body.decode(errors="replace") if reply.status == 200 else None
+
+
+async def _read(response: aiohttp.ClientResponse) -> bytes:
+    pieces: list[bytes] = []
+    size = 0
+    async for piece in response.content.iter_any():
+        size += len(piece)
+        if size > MOST_ANSWER_BYTES:
+            response.close()
+            raise TooLarge
+        pieces.append(piece)
+    return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
 
 def _is_trouble(status: int) -> bool:

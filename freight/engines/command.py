@@ -67,6 +67,8 @@ def check_command(name: str, command: list[str], source: str) -> None:
     """Raise UserError unless `command` can be a server that Freight reaches."""
     if not command:
         raise UserError(f"model {name} has engine 'command' but no command", 'set command = ["my-server", …, "{port}"]')
+    if any("\0" in word for word in command):
+        raise UserError(f"the command of model {name} has a NUL character in it", "take it out")
     if not any("{port}" in word or "{socket}" in word for word in command):
         raise UserError(
             f"the command of model {name} names neither {{port}} nor {{socket}}: Freight could not reach the server",

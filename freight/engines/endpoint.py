@@ -1,12 +1,16 @@
 """Any OpenAI-compatible server that already runs, by its URL."""
 
+import re
 from typing import Final
 from urllib.parse import SplitResult, urlsplit
 
 from freight.core.model import ModelSpec
+from freight.core.record import PATHS
 from freight.engines.base import Address, Place, ServerCommand, metric, read_key
 from freight.errors import UserError
 
+# A name of up to 63 characters between dots, or an address.
+_HOST: Final = re.compile(r"(?=.{1,253}$)[a-z0-9_]([a-z0-9_-]{0,62})(\.[a-z0-9_-]{1,63})*\.?|[0-9a-f:.]+(%\w+)?")
 # Where the key of a URL typed on the command line is looked for.
 KEY_VARIABLE: Final = "FREIGHT_ENDPOINT_API_KEY"
 
@@ -47,7 +51,10 @@ def base_url(url: str) -> str:
         )
     if parts.query or parts.fragment:
         raise UserError(f"{url} has a query or fragment", "give the server's base URL alone")
-    path = parts.path.rstrip("/").removesuffix("/v1")
+    path = parts.path.rstrip("/")
+    for endpoint in PATHS.values():
+        path = path.removesuffix(endpoint)
+    path = path.removesuffix("/v1")
     return f"{parts.scheme}://{parts.netloc}{path}"
 
 
@@ -55,7 +62,8 @@ def _split(url: str) -> SplitResult | None:
     """Return the parts of an http or https URL; None for anything else."""
     try:
         parts = urlsplit(url)
-        return parts if parts.scheme in ("http", "https") and parts.hostname and parts.port != 0 else None
+        good = parts.scheme in ("http", "https") and _HOST.fullmatch(parts.hostname or "") and parts.port != 0
+        return parts if good else None
     except ValueError:
         return None
 

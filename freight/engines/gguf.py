@@ -19,8 +19,14 @@ class Gguf:
 
     def __init__(self, facts: dict[str, Any]) -> None:
         self.architecture: str = str(facts.get("general.architecture", ""))
-        self.context: int | None = facts.get(f"{self.architecture}.context_length")
-        self.pooling: int | None = facts.get(f"{self.architecture}.pooling_type")
+        self.context = _count(facts.get(f"{self.architecture}.context_length"))
+        self.pooling = _count(facts.get(f"{self.architecture}.pooling_type"))
+
+
+def _count(value: Any) -> int | None:
+    if value is not None and (type(value) is not int or value < 0):
+        raise ValueError("a count that is none")
+    return value
 
 
 def read_gguf(path: Path) -> Gguf:
@@ -30,7 +36,7 @@ def read_gguf(path: Path) -> Gguf:
             return Gguf(_read_facts(file, path))
     except OSError as error:
         raise UserError(f"cannot read model file {path}: {error.strerror}", "name one that you may read") from error
-    except (struct.error, KeyError, ValueError, OverflowError) as error:
+    except (struct.error, KeyError, ValueError, OverflowError, RecursionError, MemoryError) as error:
         raise UserError(f"{path} starts like a GGUF file but is damaged or cut off", "download it again") from error
 
 

@@ -8,6 +8,8 @@ import fcntl
 import os
 import pwd
 import stat
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -29,13 +31,14 @@ def lock_folder() -> Path:
 
 def lock_device(device: str, folder: Path) -> int | Holder:
     """Return an open descriptor that holds `device`, or who holds it already."""
-    fd = _open(folder / f"freight-{device.replace('/', '_').replace(':', '-')}.lock")
+    path = folder / f"freight-{device.replace('/', '_').replace(':', '-')}.lock"
+    fd = _open(path)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         pid = os.pread(fd, 32, 0).split(b"\n")[0]
         os.close(fd)
-        return _holder(int(pid) if pid.isdigit() else 0)
+        return _holder(path, int(pid) if pid.isdigit() else 0)
     os.ftruncate(fd, 0)
     os.pwrite(fd, b"%d\n" % os.getpid(), 0)
     return fd
@@ -58,11 +61,22 @@ def _open(path: Path) -> int:
     return fd
 
 
-def _holder(pid: int) -> Holder:
-    try:
-        user = pwd.getpwuid(Path(f"/proc/{pid}").stat().st_uid).pw_name
-        words = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")
-    except (OSError, KeyError):
-        return Holder(pid, "a run that is ending")
-    command = " ".join(Path(word).name if number == 0 else word for number, word in enumerate(words)).strip()
-    return Holder(pid, f"user {user}: {command[:120]}")
+def _holder(path: Path, pid: int) -> Holder:
+    """Return who has the lock: its taker, or where that is gone, whichever process still has the file open."""
+    for candidate in (pid, *_openers(path)):
+        with suppress(OSError, KeyError):
+            user = pwd.getpwuid(Path(f"/proc/{candidate}").stat().st_uid).pw_name
+            words = Path(f"/proc/{candidate}/cmdline").read_bytes().decode(errors="replace").split("\0")
+            command = " ".join(Path(word).name if number == 0 else word for number, word in enumerate(words)).strip()
+            if command:
+                return Holder(candidate, f"user {user}: {command[:120]}")
+    return Holder(pid, "a run that is ending")
+
+
+def _openers(path: Path) -> Iterator[int]:
+    """Yield the processes, of those that this user may look at, that have the file open."""
+    for entry in os.scandir("/proc"):
+        if entry.name.isdigit():
+            with suppress(OSError):
+                if any(os.path.realpath(fd) == str(path) for fd in os.scandir(f"/proc/{entry.name}/fd")):
+                    yield int(entry.name)

@@ -105,7 +105,10 @@ def transaction(connection: Database) -> Generator[None]:
 
 def _storage_error(error: apsw.Error, system_errno: int) -> OperationError:
     if isinstance(error, apsw.FullError) or system_errno in _FULL_ERRNOS:
-        return StorageFull("no space left for results", "free some space; the job goes on by itself")
+        return StorageFull(
+            "no space left for results",
+            "free some space; a run that is under way waits for it",
+        )
     return OperationError(f"the storage failed: {error}")
 
 

@@ -90,6 +90,15 @@ class FolderLock:
             with suppress(OSError):  # A full disk: the next beat may fit.
                 self.beat()
 
+    def is_gone(self) -> bool:
+        """Return whether the folder was removed, or another put in its place, under its owner."""
+        if self._fd is None:
+            return False
+        try:
+            return not os.path.samestat(os.fstat(self._fd), self._path.stat())
+        except OSError:
+            return True
+
     def release(self) -> None:
         """Let the folder go."""
         self._released.set()

@@ -32,6 +32,9 @@ MOST_BARREN_DEATHS: Final = 3
 # Where records are suspected, more: each may only be blamed after several of them have run.
 MOST_BLAMED_DEATHS: Final = 20
 LOG_TAIL_LINES: Final = 20
+MOST_LOG_BYTES: Final = 64_000_000
+KEPT_LOG_LINES: Final = 1000
+_TRIM_S: Final = 1.0
 _WATCH_S: Final = 5.0
 
 
@@ -65,6 +68,7 @@ class Agent:
         serving = asyncio.create_task(self._serve(orders.setup))
         talking = asyncio.create_task(self._talk())
         stopping = asyncio.create_task(self.stopping.wait())
+        trimming = asyncio.create_task(self._keep_log_short())
         try:
             await asyncio.wait((serving, talking, stopping), return_when=asyncio.FIRST_COMPLETED)
             failed = next((task.exception() for task in (serving, talking) if task.done()), None)
@@ -77,9 +81,10 @@ class Agent:
             await self._wind_up(failed)
         finally:
             # All of them also when this is cancelled itself: left alone, serving would start the next server.
-            for task in (serving, talking, stopping):
+            tasks = (serving, talking, stopping, trimming)
+            for task in tasks:
                 task.cancel()
-            await asyncio.gather(serving, talking, stopping, return_exceptions=True)
+            await asyncio.gather(*tasks, return_exceptions=True)
             await self._session.close()
 
     async def _wind_up(self, failed: BaseException | None) -> None:
@@ -100,6 +105,17 @@ class Agent:
             self._note = failed.message if isinstance(failed, FreightError) else f"a bug in the worker: {failed!r}"
             self._hopeless = isinstance(failed, EngineError) and not failed.transient
         await self._exchange()
+
+    async def _keep_log_short(self) -> None:
+        """Cut the log when it grows long: a server gone wrong must not fill the disk with its output."""
+        while True:
+            await asyncio.sleep(_TRIM_S)
+            with suppress(OSError):
+                if self._log_file.stat().st_size > MOST_LOG_BYTES:
+                    kept = tail(self._log_file, lines=KEPT_LOG_LINES, most_bytes=MOST_LOG_BYTES // 4)
+                    # All who write to it append, so that it may be cut under them.
+                    os.truncate(self._log_file, 0)
+                    log.warning("the log was cut; its last lines were:\n%s", "\n".join(kept))
 
     async def end_at_once(self) -> None:
         """The control plane is gone: end the server and everything it started."""

@@ -25,7 +25,15 @@ from freight.core.answer import (
 from freight.core.messages import Lease, Returned
 from freight.core.record import PATHS, ModelName, Outgoing, outgoing
 from freight.core.window import Window
-from freight.engines.client import EngineClient, HttpReply, TookTooLong, Unreachable, retry_after_s
+from freight.engines.client import (
+    MOST_ANSWER_BYTES,
+    EngineClient,
+    HttpReply,
+    TookTooLong,
+    TooLarge,
+    Unreachable,
+    retry_after_s,
+)
 
 # Bytes of record lines that a worker holds at most, in flight and waiting.
 HELD_BYTES: Final = 48_000_000
@@ -159,6 +167,9 @@ class Driver:
         except TookTooLong:
             message = f"no answer within {self._policy.record_timeout_s:g} s"
             self._finish(lease, error_line(lease.index, request.custom_id, REQUEST_TIMEOUT, message))
+        except TooLarge:
+            message = f"the engine's answer has more than {MOST_ANSWER_BYTES} bytes"
+            self._finish(lease, error_line(lease.index, request.custom_id, INVALID_RESPONSE, message))
         except Unreachable as error:
             failed = error_line(lease.index, request.custom_id, INFERENCE_FAILED, f"no answer from the engine: {error}")
             # A server that is ending is to blame itself; its records are reported with its death.
@@ -179,7 +190,7 @@ class Driver:
             await self._failed(lease, line)
         else:
             try:
-                answer = read_answer(reply.body, request.endpoint)
+                answer = read_answer(reply.body, request.endpoint, reply.status)
             except BadAnswer as error:
                 line = error_line(lease.index, request.custom_id, INVALID_RESPONSE, str(error))
                 await self._failed(lease, line)

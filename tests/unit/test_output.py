@@ -94,7 +94,7 @@ def test_a_full_disk_is_told_and_leaves_nothing_aside(tmp_path: Path, monkeypatc
 
     def opened(self: Path, *arguments: object, **options: object) -> object:
         path.touch()
-        return open("/dev/full", "wb")  # noqa: PTH123, SIM115
+        return open("/dev/full", "wb")  # noqa: PTH123
 
     monkeypatch.setattr(Path, "open", opened)
     with pytest.raises(StorageFull):
