@@ -181,7 +181,8 @@ _NO_HOME: Final = "set HOME, or FREIGHT_CONFIG and FREIGHT_DATA"
 def config_file(environment: Mapping[str, str] = os.environ) -> Path | None:
     """Return the configuration file in force; None when there is none. Raises UserError when a named one is missing."""
     named = environment.get("FREIGHT_CONFIG")
-    with refusing(f"cannot read the configuration {named or ''}".rstrip(), _NO_HOME):
+    hint = "name another with FREIGHT_CONFIG" if named else _NO_HOME
+    with refusing(f"cannot read the configuration {named or ''}".rstrip(), hint):
         if named:
             if not Path(named).is_file():
                 raise UserError(f"FREIGHT_CONFIG names {named}, which is not a file", "name a TOML file, or unset it")

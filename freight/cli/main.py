@@ -3,6 +3,7 @@
 import importlib
 import os
 import sys
+from contextlib import suppress
 from typing import Any, Final
 
 import click
@@ -52,9 +53,10 @@ def freight() -> None:
 
 def fail(error: FreightError) -> None:
     """Print an error as users see it: what and where, then the fix."""
-    click.echo(f"error: {printable(error.message)}", err=True)
-    if error.hint:
-        click.echo(f"hint: {printable(error.hint)}", err=True)
+    with suppress(BrokenPipeError):  # Nobody reads it; the status still says it.
+        click.echo(f"error: {printable(error.message)}", err=True)
+        if error.hint:
+            click.echo(f"hint: {printable(error.hint)}", err=True)
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -95,6 +97,7 @@ def _open_standard_files() -> None:
 
 
 def _fail_usage(error: click.UsageError) -> None:
-    click.echo(f"error: {error.format_message()}", err=True)
-    if error.ctx is not None:
-        click.echo(f"hint: {error.ctx.command_path} --help", err=True)
+    with suppress(BrokenPipeError):
+        click.echo(f"error: {error.format_message()}", err=True)
+        if error.ctx is not None:
+            click.echo(f"hint: {error.ctx.command_path} --help", err=True)

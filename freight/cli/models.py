@@ -123,7 +123,7 @@ def remove(name: str) -> None:
 def _from_options(arguments: tuple[str, ...], options: dict[str, Any]) -> dict[str, Any]:
     given = {key: value for key, value in options.items() if value not in (None, False, ())}
     sources = [_absolute(source) for source in given.pop("source", ())]
-    engine = given.setdefault("engine", _guess(sources, arguments))
+    engine = given["engine"] = given.get("engine") or _guess(sources, arguments)
     if sources:
         given["source"] = sources[0] if len(sources) == 1 else sources
     if "aliases" in given:

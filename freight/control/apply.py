@@ -13,7 +13,7 @@ from typing import Final, TypeVar
 import msgspec
 
 from freight.control.jobrun import JobRun, WorkerRun
-from freight.control.output import ASIDE, is_ours, put_in_place, rows, write_aside
+from freight.control.output import ASIDE, mark_of, put_in_place, rows, write_aside
 from freight.core.answer import BATCH_EXPIRED, BATCH_FAILED
 from freight.core.device import Device
 from freight.core.job import Event, State
@@ -203,11 +203,11 @@ class Apply:
         aside = job.folder / ASIDE
         lines = rows(job.results, job.index.records, missing)
         written = write_aside(aside, job.row.id, lines, job.index.records)
-        replace = job.force or is_ours(job.row.outcome, job.output)
+        before = mark_of(job.row.outcome, job.output)
         # The intent first: after a crash in between, what stands at the output is known for ours, old or new.
-        outcome = job.outcome(written)
+        outcome = job.outcome(written, before)
         self._catalog.set_outcome(job.row.id, outcome)
-        put_in_place(aside, job.output, replace)
+        put_in_place(aside, job.output, job.force or before is not None)
         job.row = msgspec.structs.replace(job.row, outcome=outcome)
 
 

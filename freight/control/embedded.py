@@ -7,7 +7,7 @@ import uuid
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Protocol, TypeVar
 
@@ -182,10 +182,10 @@ class EmbeddedRun:
         check_models(file.shown, model, sample)
         launcher = LocalLauncher(local_devices(self._config.local_devices()), lock_folder())
         self._state.sweep(launcher)
-        same = self._same(sha256, model)
+        same = self._same(sha256, model.identity)
         request = self._request
         asked = Asked(request.fresh, request.force, request.retry_errors)
-        decision = decide(self._earlier(row), same, asked, stands, request.output)
+        decision = decide(None if request.fresh else self._earlier(row), same, asked, stands, request.output)
         return await self._follow(decision, row, _Prepared(stack, file, model, launcher, same | {"typed": typed}))
 
     def _is_plainly_done(self, row: JobRow, typed: str, sha256: str, stands: Standing) -> bool:
@@ -195,15 +195,15 @@ class EmbeddedRun:
             row.state is State.COMPLETED
             and stands is Standing.OURS
             and not (request.fresh or request.retry_errors)
-            and (row.spec["typed"], row.spec[SAME][INPUT_KEY]) == (typed, sha256)
-            and row.spec[SAME][IGNORE_KEY] == request.ignore_record_model
+            and row.spec["typed"] == typed
+            and row.spec[SAME].items() >= self._same(sha256, {}).items()
         )
 
-    def _same(self, sha256: str, model: ModelSpec) -> dict[str, Any]:
-        """Return what makes two runs the same, in words that a refusal can name."""
+    def _same(self, sha256: str, identity: dict[str, str]) -> dict[str, Any]:
+        """Return what makes two runs the same, the model's identity with it, in words that a refusal can name."""
         return {
             INPUT_KEY: sha256,
-            **model.identity,
+            **identity,
             IGNORE_KEY: self._request.ignore_record_model,
             "media.hosts": sorted(self._config["media.hosts"]),
             "limits.record_bytes": self._config["limits.record_bytes"],
@@ -237,6 +237,8 @@ class EmbeddedRun:
                 if note:
                     self._console.note(note)
                 if row is not None:
+                    # What stands at the output stays known for ours.
+                    prepared.outputs.extend((row.outcome or {}).get("outputs", []))
                     self._state.forget(row)
                 return await self._run_job(prepared, None)
             case GoOn(events=events):
@@ -299,7 +301,7 @@ class EmbeddedRun:
         results = self._state.open_results(job)
         prepared.stack.callback(results.close)
         index = await self._intake(file, model, results, earlier.epoch if earlier else 0)
-        row = earlier or await self._in_thread(self._add, job, prepared.spec(index), index)
+        row = earlier or await self._in_thread(self._add, job, prepared, index)
         dispatcher = Dispatcher(file, index, results, row, self._writer, self._reader)
         run = JobRun(
             row, file, index, results, dispatcher, model, self._request.options, _limits(self._config),
@@ -312,8 +314,10 @@ class EmbeddedRun:
             self._state.drop_results(job)
         return outcome
 
-    def _add(self, job: str, spec: dict[str, Any], index: Index) -> JobRow:
-        row = self._patiently(self._state.catalog.add, job, spec, index.records, time.time())
+    def _add(self, job: str, prepared: "_Prepared", index: Index) -> JobRow:
+        outcome = {"outputs": prepared.outputs, "done": 0, "failed": 0} if prepared.outputs else None
+        catalog = self._state.catalog
+        row = self._patiently(catalog.add, job, prepared.spec(index), index.records, outcome, time.time())
         return self._patiently(self._happened, row, Event.ACCEPTED)
 
     async def _intake(self, file: InputFile, model: ModelSpec, results: Results, epoch: int) -> Index:
@@ -354,13 +358,14 @@ class EmbeddedRun:
 
 @dataclass(frozen=True, slots=True)
 class _Prepared:
-    """What a job needs to run, and what of it goes into its spec."""
+    """What a job needs to run, what of it goes into its spec, and the marks of outputs that earlier runs wrote."""
 
     stack: ExitStack
     file: InputFile
     model: ModelSpec
     launcher: LocalLauncher
     described: dict[str, Any]
+    outputs: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
 
     def spec(self, index: Index) -> dict[str, Any]:
         """Return what the catalog keeps of the request."""

@@ -226,11 +226,10 @@ class JobRun:
             in_flight=sum(worker.in_flight for worker in self.workers.values()),
         )
 
-    def outcome(self, written: Written) -> dict[str, Any]:
-        """Return what the catalog keeps: the counts, and the marks of the output now and before."""
+    def outcome(self, written: Written, before: dict[str, Any] | None) -> dict[str, Any]:
+        """Return what the catalog keeps: the counts, and the marks of the output and of what it replaces."""
         totals = self.dispatcher.totals
-        before = (self.row.outcome or {}).get("outputs", [])[:1]
-        outputs = [msgspec.to_builtins(written), *before]
+        outputs = [msgspec.to_builtins(written), *([before] if before else [])]
         return {"outputs": outputs, "done": totals.done, "failed": totals.failed}
 
     def _worker_note(self) -> str:

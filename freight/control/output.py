@@ -35,8 +35,13 @@ class Written(msgspec.Struct, frozen=True):
 
 def is_ours(outcome: dict[str, Any] | None, output: Path) -> bool:
     """Return whether the file at `output` is one that the job wrote, or was about to put there when it ended."""
-    marks = (outcome or {}).get("outputs", [])
-    return any(Written(**mark).matches(output) for mark in marks)
+    return mark_of(outcome, output) is not None
+
+
+def mark_of(outcome: dict[str, Any] | None, output: Path) -> dict[str, Any] | None:
+    """Return the mark in a job's outcome by which the file at `output` is known for the job's; None for another."""
+    marks: list[dict[str, Any]] = (outcome or {}).get("outputs", [])
+    return next((mark for mark in marks if Written(**mark).matches(output)), None)
 
 
 def rows(

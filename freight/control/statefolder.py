@@ -62,7 +62,9 @@ class StateFolder:
         try:
             self._lock.take(f"the state folder {self.shown}", wait)
         except OSError as error:
-            raise OperationError(f"cannot write to the state folder {self.shown}: {error.strerror}") from error
+            raise OperationError(
+                f"cannot write to the state folder {self.shown}: {error.strerror}", "choose another output"
+            ) from error
         self._is_owned, self._is_new = True, is_new
 
     def _check_own(self) -> None:
@@ -94,10 +96,12 @@ class StateFolder:
         """
         path = self.path / CATALOG
         try:
-            if not path.exists() and any(self.path.glob(f"*/{RESULTS}")):
+            # A catalog has its tables before there are results: an empty one was emptied.
+            is_there = path.exists() and path.stat().st_size > 0
+            if not is_there and any(self.path.glob(f"*/{RESULTS}")):
                 raise OperationError(f"the state folder {self.shown} has results and no catalog", _START_OVER)
             catalog = Catalog(path, self.lock.locking)
-            catalog.jobs()
+            self._check(catalog)
         except STORAGE_ERRORS as error:
             if not fresh:
                 raise
@@ -106,6 +110,16 @@ class StateFolder:
                 raise
             catalog = Catalog(path, self.lock.locking)
         self._catalog = catalog
+
+    def _check(self, catalog: Catalog) -> None:
+        try:
+            if not catalog.is_damaged():
+                return
+        except STORAGE_ERRORS:
+            catalog.close()
+            raise
+        catalog.close()
+        raise OperationError(f"the catalog of the state folder {self.shown} is damaged", _START_OVER)
 
     def _clear(self) -> None:
         for entry in self.path.iterdir():
@@ -173,7 +187,9 @@ class StateFolder:
 
     def note_runtime(self, folder: Path) -> None:
         """Note the folder for sockets, before anything is in it, for whoever sweeps after this run."""
-        (self.path / RUNTIME_NOTE).write_text(str(folder), encoding="utf-8")
+        note = os.open(self.path / RUNTIME_NOTE, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        with os.fdopen(note, "w", encoding="utf-8") as file:
+            file.write(str(folder))
 
     def job(self) -> JobRow | None:
         """Return the folder's one job; None when it has none yet."""

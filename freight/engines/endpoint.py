@@ -9,8 +9,10 @@ from freight.core.record import PATHS
 from freight.engines.base import Address, Place, ServerCommand, metric, read_key
 from freight.errors import UserError
 
-# A name of up to 63 characters between dots, or an address.
-_HOST: Final = re.compile(r"(?=.{1,253}$)[a-z0-9_]([a-z0-9_-]{0,62})(\.[a-z0-9_-]{1,63})*\.?|[0-9a-f:.]+(%\w+)?")
+# Up to 63 characters between dots, or an IPv6 address.
+_HOST: Final = re.compile(
+    r"(?=.{1,253}$)[a-z0-9_]([a-z0-9_-]{0,62})(\.[a-z0-9_-]{1,63})*\.?|[0-9a-f]*:[0-9a-f:.]+(%\w+)?"
+)
 # Where the key of a URL typed on the command line is looked for.
 KEY_VARIABLE: Final = "FREIGHT_ENDPOINT_API_KEY"
 

@@ -9,7 +9,7 @@ from freight.core.job import Event, State, advance
 from freight.store.database import Database, open_database, transaction
 from freight.store.folder import Locking
 
-_ADD: Final = "INSERT INTO job (id, state, created_at, spec, records) VALUES (?, ?, ?, ?, ?)"
+_ADD: Final = "INSERT INTO job (id, state, created_at, spec, records, outcome) VALUES (?, ?, ?, ?, ?, ?)"
 _GET: Final = "SELECT id, state, reason, epoch, retried, created_at, spec, records, outcome FROM job WHERE id = ?"
 _ALL: Final = (
     "SELECT id, state, reason, epoch, retried, created_at, spec, records, outcome FROM job ORDER BY created_at, id"
@@ -77,10 +77,14 @@ class Catalog:
         """Close the database; what was committed is on disk."""
         self._connection.close()
 
-    def add(self, job: str, spec: dict[str, Any], records: int, now: float) -> JobRow:
-        """Add a job of so many records in its first state."""
+    def is_damaged(self) -> bool:
+        """Return whether any part of the database cannot be trusted; SQLite raises for some of these itself."""
+        return self._connection.execute("PRAGMA integrity_check(1)").fetchone() != ("ok",)
+
+    def add(self, job: str, spec: dict[str, Any], records: int, outcome: dict[str, Any] | None, now: float) -> JobRow:
+        """Add a job of so many records in its first state; `outcome` is what is known before it has one."""
         with transaction(self._connection):
-            self._connection.execute(_ADD, (job, State.VALIDATING, now, msgspec.json.encode(spec).decode(), records))
+            self._connection.execute(_ADD, (job, State.VALIDATING, now, _json(spec), records, _json(outcome)))
         return self.get(job)
 
     def get(self, job: str) -> JobRow:
@@ -113,9 +117,8 @@ class Catalog:
 
     def set_outcome(self, job: str, outcome: dict[str, Any] | None) -> None:
         """Note what came of a job; None takes it back."""
-        encoded = None if outcome is None else msgspec.json.encode(outcome).decode()
         with transaction(self._connection):
-            self._connection.execute(_OUTCOME, (encoded, job))
+            self._connection.execute(_OUTCOME, (_json(outcome), job))
 
     def worker_starts(self, worker: str, job: str, source: str, folder: str, now: float) -> None:
         """Note the intent to start a worker, before it starts."""
@@ -130,6 +133,10 @@ class Catalog:
     def live_workers(self) -> list[WorkerRow]:
         """Return the workers that have not been seen to end: after a crash, what may still run."""
         return [WorkerRow(*row) for row in self._connection.execute(_WORKERS)]
+
+
+def _json(value: dict[str, Any] | None) -> str | None:
+    return None if value is None else msgspec.json.encode(value).decode()
 
 
 def _job(row: tuple[Any, ...]) -> JobRow:

@@ -100,9 +100,8 @@ def test_every_kind_of_bad_line_has_its_code_and_the_rest_runs(box: Box, sim: En
 
     strict = box.freight("run", "in.jsonl", "-o", "strict.jsonl", "--model", sim.url, "--strict", **settings)
     check_refused(box, strict, "strict.jsonl")
-    for number, (_, name) in enumerate(BAD[:20], start=len(GOOD) + 1):
+    for number, (_, name) in enumerate(BAD, start=len(GOOD) + 1):
         assert f"in.jsonl, line {number}: {name}: " in strict.stderr
-    assert f"… and {len(BAD) - 20} more" in strict.stderr
 
     # The validator knows no model, and finds all else.
     found = box.freight("batch", "validate", "in.jsonl", "--json", **settings)

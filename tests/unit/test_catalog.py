@@ -24,7 +24,7 @@ def catalog(path: Path) -> Generator[Catalog]:
 
 
 def test_a_new_job_is_validating_in_its_first_epoch(catalog: Catalog) -> None:
-    row = catalog.add("job", {"model": "é", "n": 1}, records=3, now=5.0)
+    row = catalog.add("job", {"model": "é", "n": 1}, records=3, outcome=None, now=5.0)
 
     assert (row.state, row.epoch, row.retried, row.created_at) == (State.VALIDATING, 0, 0, 5.0)
     assert row.spec == {"model": "é", "n": 1}
@@ -39,21 +39,21 @@ def test_an_unknown_job_is_a_key_error(catalog: Catalog) -> None:
 
 
 def test_two_jobs_cannot_have_one_id(catalog: Catalog) -> None:
-    catalog.add("job", {}, records=3, now=1.0)
+    catalog.add("job", {}, records=3, outcome=None, now=1.0)
 
     with pytest.raises(apsw.ConstraintError):
-        catalog.add("job", {}, records=3, now=2.0)
+        catalog.add("job", {}, records=3, outcome=None, now=2.0)
 
 
 def test_jobs_are_listed_oldest_first(catalog: Catalog) -> None:
     for name, now in (("b", 2.0), ("c", 1.0), ("a", 2.0)):
-        catalog.add(name, {}, 3, now)
+        catalog.add(name, {}, 3, None, now)
 
     assert [row.id for row in catalog.jobs()] == ["c", "a", "b"]
 
 
 def test_events_move_a_job_and_are_kept_in_order(catalog: Catalog) -> None:
-    row = catalog.add("job", {}, records=3, now=1.0)
+    row = catalog.add("job", {}, records=3, outcome=None, now=1.0)
     for now, event in enumerate((Event.ACCEPTED, Event.WORKER_GRANTED, Event.WORKER_READY), start=2):
         row = catalog.happened(row, event, float(now))
     row = catalog.happened(row, Event.BLOCKED, 5.0, "disk full")
@@ -69,7 +69,7 @@ def test_events_move_a_job_and_are_kept_in_order(catalog: Catalog) -> None:
 
 
 def test_an_event_that_the_state_does_not_allow_changes_nothing(catalog: Catalog) -> None:
-    row = catalog.add("job", {}, records=3, now=1.0)
+    row = catalog.add("job", {}, records=3, outcome=None, now=1.0)
 
     with pytest.raises(IllegalTransition):
         catalog.happened(row, Event.OUTPUT_WRITTEN, 2.0)
@@ -79,7 +79,7 @@ def test_an_event_that_the_state_does_not_allow_changes_nothing(catalog: Catalog
 
 
 def test_resume_and_retry_raise_the_epoch_and_only_retry_runs_errors_again(catalog: Catalog) -> None:
-    row = catalog.add("job", {}, records=3, now=1.0)
+    row = catalog.add("job", {}, records=3, outcome=None, now=1.0)
     row = catalog.happened(row, Event.REFUSED, 2.0)
 
     row = catalog.happened(row, Event.CONTINUED, 3.0)
@@ -92,7 +92,7 @@ def test_resume_and_retry_raise_the_epoch_and_only_retry_runs_errors_again(catal
 
 
 def test_what_an_event_does_can_be_known_without_writing_it(catalog: Catalog) -> None:
-    row = catalog.add("job", {}, records=3, now=1.0)
+    row = catalog.add("job", {}, records=3, outcome=None, now=1.0)
 
     assert moved(row, Event.ACCEPTED, "why") == catalog.happened(row, Event.ACCEPTED, 2.0, "why")
 
@@ -100,7 +100,7 @@ def test_what_an_event_does_can_be_known_without_writing_it(catalog: Catalog) ->
 @pytest.mark.parametrize("state", list(State))
 def test_every_state_can_be_stored_and_no_other(path: Path, state: State) -> None:
     catalog = Catalog(path, Locking.NETWORK)
-    catalog.add("job", {}, records=3, now=1.0)
+    catalog.add("job", {}, records=3, outcome=None, now=1.0)
     catalog.close()
     connection = apsw.Connection(str(path))
     connection.execute("UPDATE job SET state = ?", (state.value,))
@@ -114,7 +114,7 @@ def test_every_state_can_be_stored_and_no_other(path: Path, state: State) -> Non
 
 
 def test_records_and_outcome_are_kept_and_can_be_taken_back(catalog: Catalog) -> None:
-    catalog.add("job", {}, records=3, now=1.0)
+    catalog.add("job", {}, records=3, outcome=None, now=1.0)
 
     catalog.set_outcome("job", {"outputs": [{"size": 3}]})
     assert (catalog.get("job").records, catalog.get("job").outcome) == (3, {"outputs": [{"size": 3}]})
@@ -124,7 +124,7 @@ def test_records_and_outcome_are_kept_and_can_be_taken_back(catalog: Catalog) ->
 
 def test_workers_count_as_live_until_they_were_seen_to_end_also_after_a_crash(path: Path) -> None:
     catalog = Catalog(path, Locking.LOCAL)
-    catalog.add("job", {}, records=3, now=1.0)
+    catalog.add("job", {}, records=3, outcome=None, now=1.0)
     catalog.worker_starts("w2", "job", "src", "/run/w2", now=3.0)
     catalog.worker_starts("w1", "job", "src", "/run/w1", now=2.0)
     del catalog
@@ -139,7 +139,7 @@ def test_workers_count_as_live_until_they_were_seen_to_end_also_after_a_crash(pa
 def test_a_worker_belongs_to_a_job_and_goes_with_it(catalog: Catalog) -> None:
     with pytest.raises(apsw.ConstraintError):
         catalog.worker_starts("w", "nothing", "src", "/run/w", now=2.0)
-    row = catalog.add("job", {}, records=3, now=1.0)
+    row = catalog.add("job", {}, records=3, outcome=None, now=1.0)
     catalog.happened(row, Event.ACCEPTED, 2.0)
     catalog.worker_starts("w", "job", "src", "/run/w", now=2.0)
 
