@@ -28,11 +28,11 @@ from freight.control.inputs import InputFile, Sample, inspect, open_input
 from freight.control.intake import Index, Limits, Problem, scan, sha256_of
 from freight.control.jobrun import EngineLimits, JobOptions, JobRun, Progress
 from freight.control.output import ASIDE, put_in_place, rows, write_aside
-from freight.control.resolve import choose_model, resolve
+from freight.control.resolve import choose_model, find_entry, resolve
 from freight.control.service import ControlPlane, Listen, runtime_folder
 from freight.control.statefolder import INPUT_KEY, SAME, StateFolder, standing
 from freight.core.job import FINAL, Event, State, Totals
-from freight.core.model import ModelSpec
+from freight.core.model import EngineName, ModelSpec
 from freight.core.record import Rules
 from freight.errors import FreightError, Interrupted, OperationError, UserError, refusing
 from freight.launchers.local import LocalLauncher, local_devices
@@ -189,10 +189,12 @@ class EmbeddedRun:
         return await self._follow(decision, row, _Prepared(stack, file, model, launcher, same | {"typed": typed}))
 
     def _is_plainly_done(self, row: JobRow, typed: str, sha256: str, stands: Standing) -> bool:
-        """Return whether the same command was finished before: then its model need not be there any more."""
+        """Return whether the same command was finished before: then its server need not be there any more."""
         request = self._request
+        _, entry = find_entry(typed, self._config)
         return (
-            row.state is State.COMPLETED
+            entry.engine is EngineName.ENDPOINT
+            and row.state is State.COMPLETED
             and stands is Standing.OURS
             and not (request.fresh or request.retry_errors)
             and row.spec["typed"] == typed
