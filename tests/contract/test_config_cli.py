@@ -7,49 +7,10 @@ from typing import Final
 import pytest
 
 from tests.contract.scenario import side_by_side
-from tests.harness import Box, chat, finish
+from tests.harness import CASES, Box, chat, finish
 
 # A file with everything in it.
-WHOLE: Final = """
-retention = "30d"
-[server]
-listen = "127.0.0.1:8400"
-[limits]
-records = 150_000
-record_bytes = "10MB"
-active_jobs = 20
-[paths]
-"*" = { read = ["/data/public"] }
-alice = { read = ["/data/genomes"], write = ["/data/genomes/out"] }
-[pools.local]
-devices = "auto"
-keep_warm = "0s"
-[pools.sophia]
-provider = "slurm"
-partition = "gpu"
-walltime = "04:00:00"
-max_workers = 8
-[models.llama-8b]
-engine = "vllm"
-source = "meta-llama/Llama-3.1-8B-Instruct"
-gpus = 1
-context = 16384
-batch = true
-aliases = ["gpt-4o-mini"]
-args = ["--max-num-seqs", "512"]
-executable = "/opt/vllm/bin/vllm"
-[models.small]
-engine = "llamacpp"
-source = "/models/small.gguf"
-prompt_cache = true
-[models.lab]
-engine = "endpoint"
-source = ["http://10.0.0.5:8000", "http://10.0.0.6:8000"]
-[models.mine]
-engine = "command"
-command = ["my-server", "--model", "{source}", "--port", "{port}"]
-source = "/models/mine"
-"""
+WHOLE: Final = (CASES / "config.toml").read_text(encoding="utf-8")
 
 
 def shown(box: Box, **variables: str) -> dict[str, dict[str, object]]:

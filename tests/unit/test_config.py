@@ -22,6 +22,7 @@ from freight.config import (
 )
 from freight.core.model import EngineName, ModelEntry
 from freight.errors import UserError
+from tests.harness import CASES
 
 Load = Callable[..., Config]
 
@@ -83,46 +84,7 @@ def test_what_is_no_size_is_refused(value: Any) -> None:
 
 
 # What users were promised, setting by setting.
-EXAMPLE = """
-retention = "30d"
-[server]
-listen = "127.0.0.1:8400"
-[limits]
-records = 150_000
-record_bytes = "10MB"
-active_jobs = 20
-[paths]
-"*" = { read = ["/data/public"] }
-alice = { read = ["/data/genomes"], write = ["/data/genomes/out"] }
-[pools.local]
-devices = "auto"
-keep_warm = "0s"
-[pools.sophia]
-provider = "slurm"
-partition = "gpu"
-walltime = "04:00:00"
-max_workers = 8
-[models.llama-8b]
-engine = "vllm"
-source = "meta-llama/Llama-3.1-8B-Instruct"
-gpus = 1
-context = 16384
-batch = true
-aliases = ["gpt-4o-mini"]
-args = ["--max-num-seqs", "512"]
-executable = "/opt/vllm/bin/vllm"
-[models.small]
-engine = "llamacpp"
-source = "/models/small.gguf"
-prompt_cache = true
-[models.lab]
-engine = "endpoint"
-source = ["http://10.0.0.5:8000", "http://10.0.0.6:8000"]
-[models.mine]
-engine = "command"
-command = ["my-server", "--model", "{source}", "--port", "{port}"]
-source = "/models/mine"
-"""
+EXAMPLE = (CASES / "config.toml").read_text(encoding="utf-8")
 
 
 def test_the_documented_example_loads(load: Load) -> None:
