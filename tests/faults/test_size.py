@@ -32,6 +32,8 @@ class Usage:
             times = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()
         except (OSError, psutil.Error):
             return
+        if not words[0]:
+            return  # It is ending: it has given its memory back, and what it was is no longer told.
         role = next((word for word in words if word in ("freight", "freight.worker")), "other")
         peak = next((int(line.split()[1]) << 10 for line in status.splitlines() if line.startswith("VmHWM")), 0)
         self.peak_bytes[role] = max(peak, self.peak_bytes.get(role, 0))
