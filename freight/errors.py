@@ -8,6 +8,8 @@ class FreightError(Exception):
     """Something a person can act on: what went wrong and where, and what to do next."""
 
     exit_code = 1
+    # Stable, for programs: what the service's API calls it.
+    code = "failed"
 
     def __init__(self, message: str, hint: str | None = None) -> None:
         super().__init__(message)
@@ -19,10 +21,46 @@ class UserError(FreightError):
     """The input or the command is wrong: fix it and try again. Nothing ran."""
 
     exit_code = 2
+    code = "invalid_request"
+
+
+class Conflict(UserError):
+    """A name or a key is taken by something else."""
+
+    code = "conflict"
+
+
+class NoSuchJob(FreightError):
+    """No job is called so."""
+
+    exit_code = 3
+    code = "no_such_job"
+
+
+class NotAllowed(FreightError):
+    """The service knows who asks, or does not, and says no."""
+
+    exit_code = 4
+    code = "not_allowed"
+
+
+class NoServer(FreightError):
+    """There is no service to talk to."""
+
+    exit_code = 5
+    code = "no_server"
 
 
 class OperationError(FreightError):
     """The operation could not be done now, though the request was well formed."""
+
+    code = "operation_failed"
+
+
+class WrongState(OperationError):
+    """The job's state does not allow what was asked."""
+
+    code = "wrong_state"
 
 
 class Interrupted(FreightError):

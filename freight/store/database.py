@@ -36,6 +36,8 @@ class Database(Protocol):
 class StorageFull(OperationError):
     """The disk (or a quota) has no room. Nothing was written; the same call may succeed later."""
 
+    code = "storage_full"
+
 
 # What opening or reading a database raises when the storage is at fault, and not the program.
 STORAGE_ERRORS = (OperationError, apsw.CorruptError, apsw.NotADBError, apsw.IOError, apsw.FullError, apsw.CantOpenError)

@@ -1,0 +1,177 @@
+"""What the service tells about itself and its jobs: the shapes of its JSON API, the same for server and client.
+
+Times are in RFC 3339, UTC; durations in seconds; rates in tokens or records a second over the last half minute.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+API_VERSION: Final = 1
+IDEMPOTENCY_HEADER: Final = "Idempotency-Key"
+# On results: how many records have a line in them, of how many.
+DONE_HEADER: Final = "Freight-Records-Done"
+TOTAL_HEADER: Final = "Freight-Records-Total"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerInfo:
+    """The service that answers: its version, its process, and the folder that it owns."""
+
+    version: str
+    api_version: int
+    pid: int
+    data_folder: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Upload:
+    """An input that was sent, whole and on disk. `id` is for the job that uses it, once, within a day."""
+
+    id: str
+    bytes: int
+    sha256: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobRequest:
+    """A job to make of an upload. Times in seconds, 0 for none; `concurrency` 0 is automatic.
+
+    `model` None means the first record's, if it is registered, or the default. `typed` is the model in the user's
+    own words where `model` was made absolute, `file` the input's name for showing. `output` is a folder on the
+    service's machine into which the results file goes at the end.
+    """
+
+    upload: str
+    file: str = ""
+    model: str | None = None
+    typed: str | None = None
+    name: str | None = None
+    workers: int = 1
+    gpus: int = 0
+    pool: str = "local"
+    timeout_s: float = 0.0
+    record_timeout_s: float = 0.0
+    concurrency: int = 0
+    strict: bool = False
+    ignore_record_model: bool = False
+    priority: int = 0
+    output: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobSummary:
+    """A job in a list. `records` is None until the input was read; `done` counts failed records too."""
+
+    id: str
+    name: str
+    model: str
+    state: str
+    reason: str
+    priority: int
+    records: int | None
+    done: int
+    failed: int
+    created_at: str
+    started_at: str | None
+    finished_at: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FailureKind:
+    """How many records failed in one way, and what one of them says. `status` is 0 where no engine answered."""
+
+    code: str
+    status: int
+    count: int
+    example: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobEvent:
+    """Something that happened to a job, and the state that it led to."""
+
+    at: str
+    event: str
+    state: str
+    detail: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerStatus:
+    """A worker. `place` is its device or URL; `job` is None for one that keeps its model warm; `number` is its place
+    among its job's workers, from 1, as in `freight logs --worker`.
+    """
+
+    id: str
+    model: str
+    place: str
+    phase: str
+    note: str
+    job: str | None
+    number: int | None
+    in_flight: int
+    started_at: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobStatus(JobSummary):
+    """All about one job."""
+
+    file: str
+    bytes: int
+    sha256: str
+    options: dict[str, Any] = field(default_factory=dict[str, Any])
+    output: str | None = None
+    ran_s: float = 0.0
+    cut: int = 0
+    input_tokens: int = 0
+    output_tokens: int = 0
+    cached_tokens: int = 0
+    input_rate: float = 0.0
+    output_rate: float = 0.0
+    record_rate: float = 0.0
+    in_flight: int = 0
+    eta_s: float | None = None
+    failures: list[FailureKind] = field(default_factory=list[FailureKind])
+    workers: list[WorkerStatus] = field(default_factory=list[WorkerStatus])
+    events: list[JobEvent] = field(default_factory=list[JobEvent])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Submitted:
+    """A job that was made, or with an idempotency key found, and what is worth saying about it."""
+
+    job: JobStatus
+    notes: list[str] = field(default_factory=list[str])
+    is_new: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobPage:
+    """Jobs, the newest first. `next` is for `after` in the next request; None at the end."""
+
+    jobs: list[JobSummary]
+    next: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerList:
+    """The workers there are now, those of jobs and warm ones."""
+
+    workers: list[WorkerStatus]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ErrorBody:
+    """What went wrong, and the fix. `code` is stable."""
+
+    code: str
+    message: str
+    hint: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ErrorReply:
+    """The body of every answer that is no success."""
+
+    error: ErrorBody
