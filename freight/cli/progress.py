@@ -13,9 +13,8 @@ from rich.table import Table
 from rich.text import Text
 
 from freight.cli.text import printable
-from freight.control.embedded import Outcome
-from freight.control.jobrun import Progress
 from freight.core.job import State
+from freight.core.progress import Outcome, Progress
 
 LINE_EVERY_S: Final = 30.0
 _BAR_WIDTH: Final = 28

@@ -26,20 +26,21 @@ from freight.control.continuation import (
 from freight.control.dispatcher import FULL_RETRY_S, Dispatcher
 from freight.control.inputs import InputFile, Sample, inspect, open_input
 from freight.control.intake import Index, Limits, Problem, scan, sha256_of
-from freight.control.jobrun import EngineLimits, JobOptions, JobRun, Progress
+from freight.control.jobrun import EngineLimits, JobOptions, JobRun
 from freight.control.output import ASIDE, put_in_place, rows, write_aside
 from freight.control.resolve import choose_model, find_entry, resolve
 from freight.control.service import ControlPlane, Listen, runtime_folder
 from freight.control.statefolder import INPUT_KEY, SAME, StateFolder, standing
 from freight.core.job import FINAL, Event, State, Totals
 from freight.core.model import EngineName, ModelSpec
+from freight.core.progress import Outcome, Progress
 from freight.core.record import Rules
 from freight.errors import FreightError, Interrupted, OperationError, UserError, refusing
 from freight.launchers.local import LocalLauncher, local_devices
 from freight.launchers.locks import lock_folder
 from freight.store.catalog import JobRow
 from freight.store.database import STORAGE_ERRORS, StorageFull
-from freight.store.results import Failure, Results
+from freight.store.results import Results
 
 # SQLite takes paths of 512 bytes; the state folder's part comes after the output's.
 MOST_OUTPUT_PATH: Final = 400
@@ -61,28 +62,6 @@ class RunRequest:
     fresh: bool = False
     force: bool = False
     retry_errors: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """How a run ended: the job's state and reason, its counts, and its failures, the commonest first.
-
-    `already_done`: an earlier run had finished it; `note` says what is odd about that.
-    """
-
-    state: State
-    reason: str
-    total: int
-    totals: Totals
-    failures: tuple[Failure, ...] = ()
-    already_done: bool = False
-    note: str = ""
-
-    def exit_status(self, fail_on_errors: bool) -> int:
-        """Return the exit status that the outcome has for a shell."""
-        if self.state is not State.COMPLETED:
-            return 1
-        return 6 if fail_on_errors and self.totals.failed else 0
 
 
 class Console(Protocol):

@@ -16,6 +16,7 @@ from freight.core.job import State, Totals
 from freight.core.messages import Phase, Report, Setup
 from freight.core.model import ModelSpec
 from freight.core.plan import MOST_STARTS, JobView, Trouble, WorkerView
+from freight.core.progress import Progress
 from freight.engines.registry import engine_of
 from freight.launchers.base import RunningWorker
 from freight.store.catalog import JobRow
@@ -75,25 +76,6 @@ class WorkerRun:
     def place(self) -> str:
         """Return what trouble with starting it is counted by: its device, or its URL."""
         return self.device or self.source
-
-
-@dataclass(frozen=True, slots=True)
-class Progress:
-    """How a job stands, for showing. Rates are tokens a second over the last half minute."""
-
-    state: str
-    reason: str
-    total: int
-    totals: Totals
-    input_rate: float
-    output_rate: float
-    record_rate: float
-    in_flight: int
-
-    def eta_s(self) -> float | None:
-        """Return the seconds left at the present rate; None when that says nothing."""
-        left = self.total - self.totals.done
-        return left / self.record_rate if self.record_rate > 0 and left else None
 
 
 class JobRun:

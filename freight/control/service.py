@@ -13,10 +13,11 @@ from typing import Final, Protocol
 import msgspec
 
 from freight.control.apply import CONTROL_SOCKET, Apply
-from freight.control.jobrun import JobRun, Progress, WorkerRun
+from freight.control.jobrun import JobRun, WorkerRun
 from freight.core.job import FINAL, Event, State
 from freight.core.messages import PROTOCOL, Order, Orders, Phase, Report
 from freight.core.plan import DeviceView, Snapshot, plan
+from freight.core.progress import Progress
 from freight.errors import OperationError
 from freight.launchers.base import Launcher
 from freight.store.catalog import Catalog

@@ -16,7 +16,7 @@ class JobView:
 
     `workers` is the number asked for, `live` those that it has. `troubles` are the places where its workers would not
     start. `left` is the number of records not done. `blocked` is why it cannot go on by itself ("" when it can),
-    `out_of_time` whether its time has run out.
+    `out_of_time` whether its time has run out. `launch` is equal for jobs that one server can serve as it is.
     """
 
     id: str
@@ -29,6 +29,12 @@ class JobView:
     troubles: tuple["Trouble", ...] = ()
     blocked: str = ""
     out_of_time: bool = False
+    name: str = ""
+    launch: str = ""
+
+    def places(self, devices: "tuple[DeviceView, ...]") -> tuple[str, ...]:
+        """Return where its workers can be: on any device, or one at each URL of an endpoint."""
+        return tuple(device.id for device in devices) if self.needs_device else self.sources
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,17 +57,33 @@ class Trouble:
 
 @dataclass(frozen=True, slots=True)
 class WorkerView:
-    """A worker of a job. `stopping`: it was told to end and has not yet."""
+    """A worker of a job. `stopping`: it was told to leave the job and has not yet."""
 
     id: str
     source: str
     device: str | None
     stopping: bool = False
 
+    def place(self) -> str:
+        """Return what it keeps from others: its device, or its URL."""
+        return self.device or self.source
+
+
+@dataclass(frozen=True, slots=True)
+class WarmView:
+    """A worker that serves no job and keeps its server up, since `idle_since`. `model` is for showing."""
+
+    id: str
+    launch: str
+    place: str
+    model: str
+    idle_since: float
+    stopping: bool = False
+
 
 @dataclass(frozen=True, slots=True)
 class DeviceView:
-    """A device of the pool. `held_by` names its holder, a worker of ours or a stranger; "" when it is free."""
+    """A device of the pool. `held_by` names a holder that is none of the snapshot's workers; "" without one."""
 
     id: str
     held_by: str = ""
@@ -69,10 +91,15 @@ class DeviceView:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """All that the planner decides from; the jobs in the order in which they were submitted."""
+    """All that the planner decides from; the jobs in the order in which they have their turn.
+
+    A worker that serves no job stays for `keep_warm_s`.
+    """
 
     jobs: tuple[JobView, ...]
     devices: tuple[DeviceView, ...]
+    warm: tuple[WarmView, ...] = ()
+    keep_warm_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,8 +112,23 @@ class StartWorker:
 
 
 @dataclass(frozen=True, slots=True)
+class Join:
+    """Let a warm worker serve a job."""
+
+    job: str
+    worker: str
+
+
+@dataclass(frozen=True, slots=True)
+class StopWarm:
+    """End a warm worker."""
+
+    worker: str
+
+
+@dataclass(frozen=True, slots=True)
 class StopWorkers:
-    """Tell all workers of a job to end."""
+    """Tell all workers of a job to leave it."""
 
     job: str
 
@@ -129,6 +171,13 @@ class TimeOut:
 
 
 @dataclass(frozen=True, slots=True)
+class Cancelled:
+    """The job was cancelled, and nothing of it runs any more."""
+
+    job: str
+
+
+@dataclass(frozen=True, slots=True)
 class Wait:
     """The job waits, for this reason."""
 
@@ -136,22 +185,44 @@ class Wait:
     reason: str
 
 
-Action = StartWorker | StopWorkers | Suspend | Unsuspend | Finalize | Fail | TimeOut | Wait
+JobAction = StartWorker | Join | StopWorkers | Suspend | Unsuspend | Finalize | Fail | TimeOut | Cancelled | Wait
+Action = JobAction | StopWarm
 
 _WORKING: Final = frozenset({State.QUEUED, State.STARTING, State.RUNNING})
 _UNFINISHED: Final = _WORKING | {State.SUSPENDED}
 
 
 def plan(snapshot: Snapshot, now: float) -> tuple[Action, ...]:
-    """Return what to do now, for each job in turn. `now` is in seconds, on the clock of the snapshot's times."""
-    free = [device.id for device in snapshot.devices if not device.held_by]
+    """Return what to do now. `now` is in seconds, on the clock of the snapshot's times.
+
+    Every waiting job's first worker goes before any job's further ones.
+    """
     actions: list[Action] = []
+    wanting: list[JobView] = []
     for job in snapshot.jobs:
-        actions += _plan_job(job, snapshot, free, now)
-    return tuple(actions)
+        decided = _plan_state(job, snapshot)
+        if decided is None:
+            wanting.append(job)
+        else:
+            actions += decided
+    board = _Board(snapshot, now)
+    waiting = 0
+    for job in (job for job in wanting if not job.live):
+        first = board.give(job, 1)
+        actions += first or [Wait(job.id, board.why(job, waiting))]
+        waiting += not first
+    for job in wanting:
+        # More workers than records left would only load models for nothing.
+        more = min(job.workers, job.left) - len(job.live) - board.given(job)
+        if more > 0 and (job.live or board.given(job)):
+            actions += board.give(job, more)
+    return (*actions, *board.stops())
 
 
-def _plan_job(job: JobView, snapshot: Snapshot, free: list[str], now: float) -> list[Action]:
+def _plan_state(job: JobView, snapshot: Snapshot) -> list[Action] | None:
+    """Return what the job's own state asks for; None when it may have workers."""
+    if job.state == State.CANCELLING:
+        return _end(job, Cancelled(job.id))
     if job.out_of_time and job.state in _UNFINISHED:
         return _end(job, TimeOut(job.id))
     stuck = _stuck(job, snapshot)
@@ -163,18 +234,13 @@ def _plan_job(job: JobView, snapshot: Snapshot, free: list[str], now: float) -> 
         return _end(job, Finalize(job.id))
     if job.blocked or stuck:
         return [Suspend(job.id, job.blocked or stuck)]
-    return _plan_starts(job, snapshot, free, now)
-
-
-def _places(job: JobView, snapshot: Snapshot) -> tuple[str, ...]:
-    """Return where workers of the job can be: on any device, or one at each URL of an endpoint."""
-    return tuple(device.id for device in snapshot.devices) if job.needs_device else job.sources
+    return None
 
 
 def _stuck(job: JobView, snapshot: Snapshot) -> str:
     """Return the last words of a job that has no worker and no place left to try; "" while it has."""
     worn_out = {trouble.place: trouble for trouble in job.troubles if trouble.count >= MOST_STARTS}
-    places = _places(job, snapshot)
+    places = job.places(snapshot.devices)
     if job.live or not places or any(place not in worn_out for place in places):
         return ""
     return max(worn_out.values(), key=lambda trouble: trouble.at).words
@@ -193,28 +259,70 @@ def _end(job: JobView, then: Action) -> list[Action]:
     return [] if all(worker.stopping for worker in job.live) else [StopWorkers(job.id)]
 
 
-def _plan_starts(job: JobView, snapshot: Snapshot, free: list[str], now: float) -> list[Action]:
-    troubled = {trouble.place for trouble in job.troubles if not trouble.is_over(now)}
-    taken = {worker.source for worker in job.live}
-    there = free if job.needs_device else [source for source in job.sources if source not in taken]
-    # More workers than records left would only load models for nothing.
-    wanted = max(0, min(job.workers, job.left) - len(job.live))
-    chosen = [place for place in there if place not in troubled][:wanted]
-    if job.needs_device:
-        for place in chosen:
-            free.remove(place)
-        actions: list[Action] = [StartWorker(job.id, job.sources[0], place) for place in chosen]
-    else:
-        actions = [StartWorker(job.id, place, None) for place in chosen]
-    if not job.live and not actions:
-        actions.append(Wait(job.id, _why_waiting(job, snapshot, now)))
-    return actions
+class _Board:
+    """Who has which place, while places are given out."""
+
+    def __init__(self, snapshot: Snapshot, now: float) -> None:
+        self._now = now
+        self._devices = snapshot.devices
+        self._keep_warm_s = snapshot.keep_warm_s
+        self._held = {device.id: device.held_by for device in snapshot.devices if device.held_by}
+        for job in snapshot.jobs:
+            self._held.update({worker.place(): job.name or "this job" for worker in job.live})
+        self._warm = list(snapshot.warm)
+        self._held.update({worker.place: f"the warm model {worker.model}" for worker in snapshot.warm})
+        self._given: dict[str, int] = {}
+        self._evicted: list[WarmView] = []
+
+    def given(self, job: JobView) -> int:
+        """Return how many workers the job was given."""
+        return self._given.get(job.id, 0)
+
+    def give(self, job: JobView, most: int) -> list[Action]:
+        """Give a job up to `most` workers: warm ones that fit it, then new ones on free places."""
+        actions: list[Action] = []
+        for worker in [w for w in self._warm if w.launch == job.launch and not w.stopping][:most]:
+            self._warm.remove(worker)
+            actions.append(Join(job.id, worker.id))
+        troubled = {trouble.place for trouble in job.troubles if not trouble.is_over(self._now)}
+        good = [place for place in job.places(self._devices) if place not in troubled]
+        for place in [place for place in good if place not in self._held][: most - len(actions)]:
+            self._held[place] = job.name or "a job ahead"
+            source, device = (job.sources[0], place) if job.needs_device else (place, None)
+            actions.append(StartWorker(job.id, source, device))
+        self._given[job.id] = self.given(job) + len(actions)
+        if len(actions) < most:
+            self._evict(good)
+        return actions
+
+    def _evict(self, places: list[str]) -> None:
+        """Have the warm worker that is idle for longest make room on one of the places, unless one does already."""
+        there = [worker for worker in self._warm if worker.place in places]
+        if there and not any(worker.stopping for worker in there):
+            oldest = min(there, key=lambda worker: worker.idle_since)
+            self._warm.remove(oldest)
+            self._evicted.append(oldest)
+
+    def stops(self) -> list[StopWarm]:
+        """Return the ends of warm workers: those that make room, and those that nobody wanted for long enough."""
+        tired = [w for w in self._warm if not w.stopping and self._now - w.idle_since >= self._keep_warm_s]
+        return [StopWarm(worker.id) for worker in (*self._evicted, *tired)]
+
+    def why(self, job: JobView, ahead: int) -> str:
+        """Return why a job has no worker, with `ahead` jobs before it that have none either."""
+        pausing = [t for t in job.troubles if t.count < MOST_STARTS and not t.is_over(self._now)]
+        if pausing:
+            # Not how long it still takes: a reason that changes all the time would be said all the time.
+            return f"starting again {pausing[0].pause_s():g} s after this: {pausing[0].words}"
+        before = [f"{ahead} job{'s' if ahead > 1 else ''} ahead"] if ahead else []
+        holders: dict[str, list[str]] = {}
+        for place in job.places(self._devices):
+            holders.setdefault(self._held.get(place, "a worker that is ending"), []).append(place)
+        held = [f"{_listed(places)} held by {holder}" for holder, places in holders.items()]
+        return "; ".join(before + held) or "there is no device"
 
 
-def _why_waiting(job: JobView, snapshot: Snapshot, now: float) -> str:
-    pausing = [trouble for trouble in job.troubles if trouble.count < MOST_STARTS and not trouble.is_over(now)]
-    if pausing:
-        # Not how long it still takes: a reason that changes all the time would be said all the time.
-        return f"starting again {pausing[0].pause_s():g} s after this: {pausing[0].words}"
-    held = "; ".join(f"{device.id} is held by {device.held_by or 'a job ahead'}" for device in snapshot.devices)
-    return held or "there is no device"
+def _listed(places: list[str]) -> str:
+    if len(places) == 1:
+        return f"{places[0]} is"
+    return f"{', '.join(places[:-1])} and {places[-1]} are" if len(places) < 4 else f"all of {len(places)} devices are"

@@ -1,36 +1,79 @@
 """The jobs of a control plane, their events and their workers."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
 import msgspec
 
-from freight.core.job import Event, State, advance
-from freight.store.database import Database, open_database, transaction
+from freight.core.job import FINAL, Event, State, advance
+from freight.store.database import Database, Sharing, open_database, transaction
 from freight.store.folder import Locking
 
-_ADD: Final = "INSERT INTO job (id, state, created_at, spec, records, outcome) VALUES (?, ?, ?, ?, ?, ?)"
-_GET: Final = "SELECT id, state, reason, epoch, retried, created_at, spec, records, outcome FROM job WHERE id = ?"
-_ALL: Final = (
-    "SELECT id, state, reason, epoch, retried, created_at, spec, records, outcome FROM job ORDER BY created_at, id"
+_COLUMNS: Final = (
+    "id, state, reason, epoch, retried, created_at, spec, records, outcome, "
+    "name, model, priority, request_key, request_digest, started_at, finished_at"
 )
-_MOVE: Final = "UPDATE job SET state = ?, reason = ?, epoch = ?, retried = ? WHERE id = ?"
+_ADD: Final = """
+INSERT INTO job (id, state, created_at, spec, records, outcome, name, model, priority, request_key, request_digest)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+"""
+_GET: Final = f"SELECT {_COLUMNS} FROM job WHERE id = ?"
+_NAMED: Final = f"SELECT {_COLUMNS} FROM job WHERE name = ?"
+_KEYED: Final = f"SELECT {_COLUMNS} FROM job WHERE request_key = ?"
+# An id's characters sort below '~', so that this is a range of the primary key.
+_PREFIXED: Final = f"SELECT {_COLUMNS} FROM job WHERE id >= ?1 AND id < ?1 || '~' LIMIT 2"
+_ALL: Final = f"SELECT {_COLUMNS} FROM job ORDER BY created_at, id"
+_UNFINISHED: Final = (
+    f"SELECT {_COLUMNS} FROM job WHERE state NOT IN ('COMPLETED', 'FAILED', 'CANCELLED', 'TIMED_OUT') "
+    "ORDER BY created_at, id"
+)
+_PAGE: Final = (
+    f"SELECT {_COLUMNS} FROM job WHERE (created_at, id) < (?, ?) AND state IN (SELECT value FROM json_each(?)) "
+    "ORDER BY created_at DESC, id DESC LIMIT ?"
+)
+_NAMES: Final = "SELECT name FROM job WHERE name IS NOT NULL ORDER BY name"
+_OLD: Final = "SELECT id FROM job WHERE finished_at < ? ORDER BY finished_at"
+_MOVE: Final = (
+    "UPDATE job SET state = ?, reason = ?, epoch = ?, retried = ?, started_at = ?, finished_at = ? WHERE id = ?"
+)
 _OUTCOME: Final = "UPDATE job SET outcome = ? WHERE id = ?"
+_RECORDS: Final = "UPDATE job SET records = ?, outcome = ? WHERE id = ?"
 _DELETE: Final = "DELETE FROM job WHERE id = ?"
 _EVENT: Final = """
 INSERT INTO event (job, number, at, event, state, detail)
 SELECT ?1, coalesce(max(number), 0) + 1, ?2, ?3, ?4, ?5 FROM event WHERE job = ?1
 """
 _EVENTS: Final = "SELECT at, event, state, detail FROM event WHERE job = ? ORDER BY number"
-_WORKER: Final = "INSERT INTO worker (id, job, source, folder, started_at) VALUES (?, ?, ?, ?, ?)"
-_WORKER_END: Final = "UPDATE worker SET ended_at = ?, detail = ? WHERE id = ?"
-_WORKERS: Final = "SELECT id, folder FROM worker WHERE ended_at IS NULL ORDER BY started_at"
+_WORKER: Final = (
+    "INSERT INTO worker (id, job, source, folder, device, log, launch, started_at) VALUES (?, ?, ?, ?, ?, ?, ?, ?)"
+)
+_WORKER_RUNS: Final = "UPDATE worker SET process = ? WHERE id = ?"
+_WORKER_JOB: Final = "UPDATE worker SET job = ? WHERE id = ?"
+_WORKER_END: Final = "UPDATE worker SET ended_at = ?, detail = ?, job = NULL WHERE id = ?"
+_WORKERS: Final = (
+    "SELECT id, job, source, folder, device, log, launch, process, started_at "
+    "FROM worker WHERE ended_at IS NULL ORDER BY started_at"
+)
+_WORKER_FORGET: Final = "DELETE FROM worker WHERE ended_at IS NOT NULL AND id NOT IN (SELECT worker FROM stint)"
+_STINT: Final = """
+INSERT INTO stint (job, number, worker, began_at)
+SELECT ?1, coalesce(max(number), 0) + 1, ?2, ?3 FROM stint WHERE job = ?1
+RETURNING number
+"""
+_STINT_END: Final = "UPDATE stint SET ended_at = max(began_at, ?) WHERE worker = ? AND ended_at IS NULL"
+_STINTS: Final = """
+SELECT stint.number, stint.worker, stint.began_at, stint.ended_at, coalesce(worker.log, '')
+FROM stint LEFT JOIN worker ON worker.id = stint.worker WHERE stint.job = ? ORDER BY stint.number
+"""
 
 
 class JobRow(msgspec.Struct, frozen=True):
     """A job as it is on disk. `spec` and `outcome` are the control plane's, as JSON.
 
-    `epoch` goes up with every continuation and retry; errors of epochs below `retried` run again.
+    `epoch` goes up with every continuation and retry; errors of epochs below `retried` run again. `name` is None for
+    the job of an embedded run; `request_key` is what a client gave so that asking twice makes one job, and
+    `request_digest` what it asked for.
     """
 
     id: str
@@ -42,20 +85,45 @@ class JobRow(msgspec.Struct, frozen=True):
     spec: dict[str, Any]
     records: int | None
     outcome: dict[str, Any] | None
+    name: str | None = None
+    model: str = ""
+    priority: int = 0
+    request_key: str | None = None
+    request_digest: str | None = None
+    started_at: float | None = None
+    finished_at: float | None = None
 
 
-def moved(row: JobRow, event: Event, detail: str = "") -> JobRow:
+def moved(row: JobRow, event: Event, detail: str = "", now: float | None = None) -> JobRow:
     """Return the job after an event; raise IllegalTransition where its state does not allow it."""
+    state = advance(row.state, event)
     epoch = row.epoch + (event in (Event.RETRIED, Event.CONTINUED))
-    retried = epoch if event is Event.RETRIED else row.retried
-    return msgspec.structs.replace(row, state=advance(row.state, event), reason=detail, epoch=epoch, retried=retried)
+    return msgspec.structs.replace(
+        row,
+        state=state,
+        reason=detail,
+        epoch=epoch,
+        retried=epoch if event is Event.RETRIED else row.retried,
+        started_at=now if state is State.STARTING and row.started_at is None else row.started_at,
+        finished_at=now if state in FINAL else None,
+    )
 
 
 class WorkerRow(msgspec.Struct, frozen=True):
-    """A worker that was started and has not been seen to end, and its folder."""
+    """A worker that was started and has not been seen to end.
+
+    `launch` says what its server is, `process` is the worker's own process, None before that was known.
+    """
 
     id: str
+    job: str | None
+    source: str
     folder: str
+    device: str | None
+    log: str
+    launch: dict[str, Any]
+    process: dict[str, Any] | None
+    started_at: float
 
 
 class EventRow(msgspec.Struct, frozen=True):
@@ -67,11 +135,21 @@ class EventRow(msgspec.Struct, frozen=True):
     detail: str
 
 
+class StintRow(msgspec.Struct, frozen=True):
+    """A worker's time with one job. `log` is where the worker writes while it serves the job."""
+
+    number: int
+    worker: str
+    began_at: float
+    ended_at: float | None
+    log: str
+
+
 class Catalog:
     """What the control plane knows of its jobs. Not for several threads at once."""
 
-    def __init__(self, path: Path, locking: Locking) -> None:
-        self._connection: Database = open_database(path, "catalog_migrations", locking)
+    def __init__(self, path: Path, locking: Locking, sharing: Sharing = Sharing.ALONE) -> None:
+        self._connection: Database = open_database(path, "catalog_migrations", locking, sharing)
 
     def close(self) -> None:
         """Close the database; what was committed is on disk."""
@@ -81,33 +159,89 @@ class Catalog:
         """Return whether any part of the database cannot be trusted; SQLite raises for some of these itself."""
         return self._connection.execute("PRAGMA integrity_check(1)").fetchone() != ("ok",)
 
-    def add(self, job: str, spec: dict[str, Any], records: int, outcome: dict[str, Any] | None, now: float) -> JobRow:
+    def add(
+        self,
+        job: str,
+        spec: dict[str, Any],
+        records: int | None,
+        outcome: dict[str, Any] | None,
+        now: float,
+        *,
+        name: str | None = None,
+        model: str = "",
+        priority: int = 0,
+        request_key: str | None = None,
+        request_digest: str | None = None,
+    ) -> JobRow:
         """Add a job of so many records in its first state; `outcome` is what is known before it has one."""
         with transaction(self._connection):
-            self._connection.execute(_ADD, (job, State.VALIDATING, now, _json(spec), records, _json(outcome)))
+            self._connection.execute(
+                _ADD,
+                (
+                    job, State.VALIDATING, now, _json(spec), records, _json(outcome), name, model, priority,
+                    request_key, request_digest,
+                ),
+            )  # fmt: skip
         return self.get(job)
 
     def get(self, job: str) -> JobRow:
         """Return a job; raise KeyError when there is none of that id."""
-        row = self._connection.execute(_GET, (job,)).fetchone()
+        row = self._one(_GET, job)
         if row is None:
             raise KeyError(job)
-        return _job(row)
+        return row
+
+    def named(self, name: str) -> JobRow | None:
+        """Return the job of a name, None when there is none."""
+        return self._one(_NAMED, name)
+
+    def requested(self, key: str) -> JobRow | None:
+        """Return the job that was asked for with an idempotency key, None when there is none."""
+        return self._one(_KEYED, key)
+
+    def starting_with(self, prefix: str) -> list[JobRow]:
+        """Return the jobs whose id begins so, two at most."""
+        return [_job(row) for row in self._connection.execute(_PREFIXED, (prefix,))]
+
+    def _one(self, statement: str, binding: str) -> JobRow | None:
+        row = self._connection.execute(statement, (binding,)).fetchone()
+        return None if row is None else _job(row)
 
     def jobs(self) -> list[JobRow]:
         """Return all jobs, the oldest first."""
         return [_job(row) for row in self._connection.execute(_ALL)]
 
+    def unfinished(self) -> list[JobRow]:
+        """Return the jobs that are in no final state, the oldest first."""
+        return [_job(row) for row in self._connection.execute(_UNFINISHED)]
+
+    def page(self, states: Sequence[State], limit: int, before: tuple[float, str]) -> list[JobRow]:
+        """Return up to `limit` jobs in one of the states, the newest first, older than (created_at, id) `before`."""
+        named = msgspec.json.encode(states).decode()
+        return [_job(row) for row in self._connection.execute(_PAGE, (*before, named, limit))]
+
+    def names(self) -> list[str]:
+        """Return the names of all jobs."""
+        return [name for (name,) in self._connection.execute(_NAMES)]
+
+    def finished_before(self, at: float) -> list[str]:
+        """Return the ids of the jobs that ended before `at`."""
+        return [job for (job,) in self._connection.execute(_OLD, (at,))]
+
     def delete(self, job: str) -> None:
-        """Forget a job, its events and its workers."""
+        """Forget a job and its events, and workers that have ended and served no other."""
         with transaction(self._connection):
             self._connection.execute(_DELETE, (job,))
+            self._connection.execute(_WORKER_FORGET)
 
     def happened(self, row: JobRow, event: Event, now: float, detail: str = "") -> JobRow:
         """Record an event of a job and return the job after it; one that its state does not allow changes nothing."""
-        after = moved(row, event, detail)
+        after = moved(row, event, detail, now)
         with transaction(self._connection):
-            self._connection.execute(_MOVE, (after.state, detail, after.epoch, after.retried, row.id))
+            self._connection.execute(
+                _MOVE,
+                (after.state, detail, after.epoch, after.retried, after.started_at, after.finished_at, row.id),
+            )
             self._connection.execute(_EVENT, (row.id, now, event, after.state, detail))
         return after
 
@@ -120,28 +254,80 @@ class Catalog:
         with transaction(self._connection):
             self._connection.execute(_OUTCOME, (_json(outcome), job))
 
-    def worker_starts(self, worker: str, job: str, source: str, folder: str, now: float) -> None:
-        """Note the intent to start a worker, before it starts."""
+    def set_records(self, job: str, records: int, outcome: dict[str, Any] | None) -> None:
+        """Note how many records a job has, once its input was read, and what is known of their results."""
         with transaction(self._connection):
-            self._connection.execute(_WORKER, (worker, job, source, folder, now))
+            self._connection.execute(_RECORDS, (records, _json(outcome), job))
+
+    def worker_starts(
+        self,
+        worker: str,
+        job: str,
+        source: str,
+        folder: str,
+        now: float,
+        device: str | None = None,
+        log: str = "",
+        launch: dict[str, Any] | None = None,
+    ) -> int:
+        """Note the intent to start a worker for a job, before it starts; return its number among the job's."""
+        with transaction(self._connection):
+            values = (worker, job, source, folder, device, log, _json(launch or {}), now)
+            self._connection.execute(_WORKER, values)
+            return self._begin_stint(job, worker, now)
+
+    def worker_runs(self, worker: str, process: dict[str, Any]) -> None:
+        """Note which process a worker is."""
+        with transaction(self._connection):
+            self._connection.execute(_WORKER_RUNS, (_json(process), worker))
+
+    def worker_joins(self, worker: str, job: str, now: float) -> int:
+        """Note that a warm worker serves a job from now on; return its number among the job's."""
+        with transaction(self._connection):
+            self._connection.execute(_WORKER_JOB, (job, worker))
+            return self._begin_stint(job, worker, now)
+
+    def _begin_stint(self, job: str, worker: str, now: float) -> int:
+        row = self._connection.execute(_STINT, (job, worker, now)).fetchone()
+        assert row is not None
+        return row[0]
+
+    def worker_leaves(self, worker: str, now: float) -> None:
+        """Note that a worker serves no job any more, and lives on."""
+        with transaction(self._connection):
+            self._connection.execute(_WORKER_JOB, (None, worker))
+            self._connection.execute(_STINT_END, (now, worker))
 
     def worker_ended(self, worker: str, detail: str, now: float) -> None:
         """Note that a worker and all its processes are gone."""
         with transaction(self._connection):
             self._connection.execute(_WORKER_END, (now, detail, worker))
+            self._connection.execute(_STINT_END, (now, worker))
 
     def live_workers(self) -> list[WorkerRow]:
         """Return the workers that have not been seen to end: after a crash, what may still run."""
-        return [WorkerRow(*row) for row in self._connection.execute(_WORKERS)]
+        return [_worker(row) for row in self._connection.execute(_WORKERS)]
+
+    def stints(self, job: str) -> list[StintRow]:
+        """Return the workers that a job has had, in the order in which they came."""
+        return [StintRow(*row) for row in self._connection.execute(_STINTS, (job,))]
 
 
 def _json(value: dict[str, Any] | None) -> str | None:
     return None if value is None else msgspec.json.encode(value).decode()
 
 
+def _decoded(text: str | None) -> Any:
+    return None if text is None else msgspec.json.decode(text)
+
+
 def _job(row: tuple[Any, ...]) -> JobRow:
-    job, state, reason, epoch, retried, created_at, spec, records, outcome = row
+    job, state, reason, epoch, retried, created_at, spec, records, outcome, *rest = row
     return JobRow(
-        job, State(state), reason, epoch, retried, created_at, msgspec.json.decode(spec), records,
-        None if outcome is None else msgspec.json.decode(outcome),
-    )  # fmt: skip
+        job, State(state), reason, epoch, retried, created_at, _decoded(spec), records, _decoded(outcome), *rest
+    )
+
+
+def _worker(row: tuple[Any, ...]) -> WorkerRow:
+    worker, job, source, folder, device, log, launch, process, started_at = row
+    return WorkerRow(worker, job, source, folder, device, log, _decoded(launch), _decoded(process), started_at)

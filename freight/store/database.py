@@ -3,6 +3,7 @@
 import errno
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from enum import Enum, auto
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, Protocol, cast
@@ -11,6 +12,14 @@ import apsw
 
 from freight.errors import OperationError
 from freight.store.folder import Locking
+
+
+class Sharing(Enum):
+    """Whether a database has one connection, or one that writes and readers beside it in the same process."""
+
+    ALONE = auto()
+    WRITER = auto()
+    READER = auto()
 
 
 class Rows(Protocol):
@@ -42,6 +51,9 @@ class StorageFull(OperationError):
 # What opening or reading a database raises when the storage is at fault, and not the program.
 STORAGE_ERRORS = (OperationError, apsw.CorruptError, apsw.NotADBError, apsw.IOError, apsw.FullError, apsw.CantOpenError)
 
+# How long a connection waits for another of the same process; only while a log is being folded in.
+_BUSY_MS = 5000
+
 _FULL_ERRNOS = frozenset({errno.ENOSPC, errno.EDQUOT})
 
 
@@ -50,18 +62,26 @@ def is_full(error: OSError) -> bool:
     return error.errno in _FULL_ERRNOS
 
 
-def open_database(path: Path, migrations: str, locking: Locking) -> Database:
-    """Return a connection that alone has the database at `path`, made or migrated as needed.
+def open_database(path: Path, migrations: str, locking: Locking, sharing: Sharing = Sharing.ALONE) -> Database:
+    """Return a connection to the database at `path`, made or migrated as needed; a reader needs one that is there.
 
     `migrations` is the folder of numbered SQL files in this package. What a transaction wrote is on
     disk when it returns. Raises OperationError for a database of a newer version or a damaged one.
     """
     with _clear_errors(path):
+        if sharing is Sharing.READER:
+            reader = cast(Database, apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READWRITE))
+            reader.pragma("busy_timeout", _BUSY_MS)
+            reader.pragma("query_only", True)
+            return reader
         vfs = "unix-none" if locking is Locking.OWNER_FILE else None
         path.touch(0o600)
         connection = cast(Database, apsw.Connection(str(path), vfs=vfs))
-        # Exclusive: no shared-memory file, which network file systems and some containers lack.
-        connection.pragma("locking_mode", "EXCLUSIVE")
+        if sharing is Sharing.ALONE:
+            # Exclusive: no shared-memory file, which network file systems and some containers lack.
+            connection.pragma("locking_mode", "EXCLUSIVE")
+        else:
+            connection.pragma("busy_timeout", _BUSY_MS)
         connection.pragma("journal_mode", "WAL" if locking is Locking.LOCAL else "TRUNCATE")
         connection.pragma("synchronous", "FULL")
         connection.pragma("foreign_keys", True)

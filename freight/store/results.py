@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from freight.core.answer import Line
 from freight.core.job import Totals
 from freight.core.record import INTAKE_CODES
-from freight.store.database import Database, open_database, transaction
+from freight.store.database import Database, Sharing, open_database, transaction
 from freight.store.folder import Locking
 
 # A result replaces nothing but an error of an earlier epoch: the first answer stays.
@@ -25,7 +25,7 @@ ON CONFLICT (idx) DO UPDATE SET
 WHERE result.code IS NOT NULL AND result.epoch < excluded.epoch
 """
 _SIZES: Final = "SELECT length(tail) FROM result WHERE idx > ? ORDER BY idx LIMIT ?"
-_PAGE: Final = "SELECT idx, tail FROM result WHERE idx > ? ORDER BY idx LIMIT ?"
+_PAGE: Final = "SELECT idx, tail, code IS NOT NULL FROM result WHERE idx > ? ORDER BY idx LIMIT ?"
 _TOTALS: Final = """
 SELECT count(*), count(code), coalesce(sum(cut), 0), coalesce(sum(input_tokens), 0),
        coalesce(sum(output_tokens), 0), coalesce(sum(cached_tokens), 0)
@@ -45,6 +45,7 @@ _ACCUSE: Final = """
 INSERT INTO suspect (idx, deaths) VALUES (?, 1)
 ON CONFLICT (idx) DO UPDATE SET deaths = min(3, deaths + 1)
 """
+_DEATH: Final = "INSERT INTO death (worker, number) VALUES (?, ?) ON CONFLICT DO NOTHING"
 _CLEAR: Final = "DELETE FROM suspect WHERE idx = ?"
 
 PAGE_ROWS: Final = 500
@@ -64,8 +65,8 @@ class Failure:
 class Results:
     """The results of one job. Not for several threads at once."""
 
-    def __init__(self, path: Path, locking: Locking) -> None:
-        self._connection: Database = open_database(path, "results_migrations", locking)
+    def __init__(self, path: Path, locking: Locking, sharing: Sharing = Sharing.ALONE) -> None:
+        self._connection: Database = open_database(path, "results_migrations", locking, sharing)
         self._has_suspects = bool(self.suspects())
 
     def close(self) -> None:
@@ -102,11 +103,17 @@ class Results:
         # What was replaced was a failed record: it is done already, and no longer failed.
         return totals.plus(Totals(done=-1, failed=-1)) if replaced else totals
 
-    def accuse(self, indices: Sequence[int]) -> dict[int, int]:
-        """Charge one death of a model server to each record, on disk; return how many each has now."""
+    def accuse(self, indices: Sequence[int], worker: str, number: int) -> dict[int, int]:
+        """Charge a worker's death number `number` (from 1) to each record, on disk; return how many each has now.
+
+        A death that was charged before is not charged again.
+        """
         self._has_suspects = True
         with transaction(self._connection):
-            self._connection.executemany(_ACCUSE, [(index,) for index in indices])
+            before = self._connection.total_changes()
+            self._connection.execute(_DEATH, (worker, number))
+            if self._connection.total_changes() > before:
+                self._connection.executemany(_ACCUSE, [(index,) for index in indices])
         return {index: deaths for index, deaths in self.suspects().items() if index in set(indices)}
 
     def suspects(self) -> dict[int, int]:
@@ -143,8 +150,8 @@ class Results:
             done[index] = True
         return done
 
-    def pages(self) -> Iterator[list[tuple[int, bytes]]]:
-        """Yield (index, rest of the line) in index order, in pages of bounded size."""
+    def pages(self) -> Iterator[list[tuple[int, bytes, int]]]:
+        """Yield (index, rest of the line, whether it failed) in index order, in pages of bounded size."""
         last = -1
         while count := self._page_rows(last):
             page = list(self._connection.execute(_PAGE, (last, count)))

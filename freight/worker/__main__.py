@@ -22,13 +22,23 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--worker", required=True, help="this worker's id")
     parser.add_argument("--folder", type=Path, required=True, help="a folder of this worker's own")
     parser.add_argument("--log", type=Path, required=True, help="where this process's output goes")
-    parser.add_argument("--parent", type=int, required=True, help="the process to end with")
+    parser.add_argument("--parent", type=int, help="the process to end with; without one it outlives its starter")
     parser.add_argument("--keep-open", type=int, action="append", default=[], help="a lock that the server shares")
     return parser.parse_args()
 
 
 async def serve(args: argparse.Namespace) -> int:
     """Run the agent until it ends, is told to, or its parent is gone."""
+    agent = Agent(args.control, args.worker, args.folder, args.log, tuple(args.keep_open))
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, agent.stopping.set)
+    if args.parent is None:
+        await agent.run()
+        shutil.rmtree(args.folder, ignore_errors=True)
+        return 0
+    return await _serve_with(agent, args)
+
+
+async def _serve_with(agent: Agent, args: argparse.Namespace) -> int:
     loop = asyncio.get_running_loop()
     parent_gone = asyncio.Event()
     try:
@@ -36,8 +46,6 @@ async def serve(args: argparse.Namespace) -> int:
     except ProcessLookupError:
         return 1
     loop.add_reader(parent, parent_gone.set)
-    agent = Agent(args.control, args.worker, args.folder, args.log, tuple(args.keep_open))
-    loop.add_signal_handler(signal.SIGTERM, agent.stopping.set)
     running = asyncio.create_task(agent.run())
     orphaned = asyncio.create_task(parent_gone.wait())
     await asyncio.wait((running, orphaned), return_when=asyncio.FIRST_COMPLETED)
@@ -57,7 +65,7 @@ def main() -> None:
     args = arguments()
     logging.basicConfig(format="%(asctime)s %(name)s %(levelname)s %(message)s", stream=sys.stderr, level=logging.INFO)
     become_subreaper()
-    if os.getppid() != args.parent:
+    if args.parent is not None and os.getppid() != args.parent:
         sys.exit(1)
     sys.exit(uvloop.run(serve(args)))
 

@@ -17,7 +17,7 @@ from freight.core.window import Window
 from freight.engines.base import Place
 from freight.engines.client import EngineClient, Unreachable
 from freight.engines.registry import engine_of
-from freight.errors import EngineError, FreightError
+from freight.errors import EngineError, FreightError, OperationError
 from freight.worker.driver import Driver, Policy
 from freight.worker.supervise import Exit, ModelServer, StartLimits
 
@@ -36,12 +36,31 @@ MOST_LOG_BYTES: Final = 64_000_000
 KEPT_LOG_LINES: Final = 1000
 _TRIM_S: Final = 1.0
 _WATCH_S: Final = 5.0
+# An idle worker looks for a new job this often.
+_IDLE_S: Final = 0.1
+# Without a control plane for this long, or as long as its last start took, a worker ends itself.
+ORPHAN_S: Final = 60.0
+
+
+class ControlPlaneGone(OperationError):
+    """No control plane has answered for so long that none is expected any more."""
 
 
 class Agent:
-    """One worker. `control` is the control plane's Unix socket, `folder` the worker's own, `log_file` its output."""
+    """One worker. `control` is the control plane's Unix socket, `folder` the worker's own, `log_file` its output.
 
-    def __init__(self, control: str, worker: str, folder: Path, log_file: Path, keep_open: tuple[int, ...]) -> None:
+    It serves one job at a time, and between two of them keeps its server up while the control plane wants it.
+    """
+
+    def __init__(
+        self,
+        control: str,
+        worker: str,
+        folder: Path,
+        log_file: Path,
+        keep_open: tuple[int, ...],
+        orphan_s: float = ORPHAN_S,
+    ) -> None:
         self._worker = worker
         self._folder = folder
         self._log_file = log_file
@@ -50,6 +69,13 @@ class Agent:
             connector=aiohttp.UnixConnector(control), timeout=aiohttp.ClientTimeout(total=None)
         )
         self._number = 0
+        self._plane = ""
+        self._orphan_s = orphan_s
+        self._setup: Setup | None = None
+        self._listed: frozenset[str] | None = None
+        self._is_up = False
+        self._deaths_seen = 0
+        self._answers_before = 0  # Those of earlier jobs.
         self._phase = Phase.LOADING
         self._note = ""
         self._deaths: list[Death] = []
@@ -63,9 +89,18 @@ class Agent:
 
     async def run(self) -> None:
         """Serve until the control plane says stop (or `stopping` is set), or the server cannot be kept up."""
-        orders = await self._exchange()
-        assert orders.setup is not None
-        serving = asyncio.create_task(self._serve(orders.setup))
+        async with self._session:
+            try:
+                orders = await self._exchange()
+            except ControlPlaneGone as error:
+                log.warning("%s", error.message)
+                return
+            if orders.order is not Order.STOP and orders.setup is not None:
+                self._setup = orders.setup
+                await self._run_tasks()
+
+    async def _run_tasks(self) -> None:
+        serving = asyncio.create_task(self._serve())
         talking = asyncio.create_task(self._talk())
         stopping = asyncio.create_task(self.stopping.wait())
         trimming = asyncio.create_task(self._keep_log_short())
@@ -78,22 +113,22 @@ class Agent:
             if self._driver is not None:
                 self._driver.wake.set()
             await asyncio.gather(serving, talking, return_exceptions=True)
-            await self._wind_up(failed)
+            if isinstance(failed, ControlPlaneGone):
+                log.warning("%s", failed.message)
+                await self.end_at_once()
+            else:
+                await self._wind_up(failed)
         finally:
             # All of them also when this is cancelled itself: left alone, serving would start the next server.
             tasks = (serving, talking, stopping, trimming)
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-            await self._session.close()
 
     async def _wind_up(self, failed: BaseException | None) -> None:
         """Hand in what is finished, give back the rest, end the server, and say how it went."""
         if self._driver is not None:
-            self._driver.pause()
-            left = await self._driver.take_in_flight()
-            self._returned += [Returned(lease.index, lease.tries) for lease in left]
-            self._returned += self._driver.take_waiting()
+            await self._take_all_back(self._driver)
             # What is finished first: ending the server may take a while.
             await self._exchange()
         await self._end_server()
@@ -105,6 +140,12 @@ class Agent:
             self._note = failed.message if isinstance(failed, FreightError) else f"a bug in the worker: {failed!r}"
             self._hopeless = isinstance(failed, EngineError) and not failed.transient
         await self._exchange()
+
+    async def _take_all_back(self, driver: Driver) -> None:
+        driver.pause()
+        left = await driver.take_in_flight()
+        self._returned += [Returned(lease.index, lease.tries) for lease in left]
+        self._returned += driver.take_waiting()
 
     async def _keep_log_short(self) -> None:
         """Cut the log when it grows long: a server gone wrong must not fill the disk with its output."""
@@ -134,14 +175,32 @@ class Agent:
             if orders.order is Order.STOP:
                 self.stopping.set()
                 return
-            if self._driver is not None and orders.leases:
+            if orders.order is Order.RELEASE:
+                await self._release()
+            elif orders.setup is not None and self._driver is None:
+                self._setup = orders.setup
+                if self._is_up:
+                    self._put_in_service()
+            elif self._driver is not None and orders.leases:
                 self._driver.give(orders.leases)
             await self._wait_for_news(bool(orders.leases))
+
+    async def _release(self) -> None:
+        """Hand in all that the job's records have come to, and stay for another job."""
+        driver = self._driver
+        if driver is None or self._phase is not Phase.READY:
+            self.stopping.set()  # There is no server that would be worth keeping.
+            return
+        self._phase = Phase.IDLE
+        await self._take_all_back(driver)
+        await self._exchange()
+        self._answers_before += driver.answers
+        self._driver, self._setup = None, None
 
     async def _wait_for_news(self, fed: bool) -> None:
         driver = self._driver
         if driver is None:
-            await asyncio.sleep(_NEWS_S)
+            await asyncio.sleep(_IDLE_S if self._phase is Phase.IDLE else _NEWS_S)
             return
         driver.wake.clear()
         # A worker that got nothing asks again soon; one that was fed waits for results or an empty queue.
@@ -153,9 +212,24 @@ class Agent:
                 await driver.wake.wait()
 
     async def _exchange(self) -> Orders:
-        """Make one report and return the orders; go on trying until it is answered, so that nothing is lost."""
-        self._number += 1
-        encoded = msgspec.msgpack.encode(self._report())
+        """Make one report and return the orders; go on trying until it is answered, so that nothing is lost.
+
+        Raises ControlPlaneGone when no control plane answers for long.
+        """
+        report = self._report()
+        while True:
+            orders = await self._send(report)
+            self._plane = orders.plane
+            if orders.order is not Order.ATTACH:
+                return orders
+            # Another control plane: it gets what its predecessor may not have put on disk, and all that is here.
+            self._number += 1
+            held = self._driver.holdings() if self._driver else []
+            report = msgspec.structs.replace(report, number=self._number, plane=orders.plane, held=held)
+
+    async def _send(self, report: Report) -> Orders:
+        encoded = msgspec.msgpack.encode(report)
+        silent_since: float | None = None
         while True:
             try:
                 async with self._session.post("http://control/exchange", data=encoded) as response:
@@ -164,10 +238,15 @@ class Agent:
                         return msgspec.msgpack.decode(answer, type=Orders)
                     log.warning("the control plane answers %d", response.status)
             except (aiohttp.ClientError, OSError) as error:
-                log.warning("no answer from the control plane: %s", type(error).__name__)
+                log.debug("no answer from the control plane: %s", type(error).__name__)
+            silent_since = silent_since or time.monotonic()
+            silent_s = time.monotonic() - silent_since
+            if silent_s > self._orphan_s:
+                raise ControlPlaneGone(f"no control plane for {silent_s:.0f} s; this worker ends")
             await asyncio.sleep(0.2)
 
     def _report(self) -> Report:
+        self._number += 1
         driver = self._driver
         if driver is not None and driver.trouble:
             # Other workers may have a server that answers.
@@ -189,30 +268,44 @@ class Agent:
             want=driver.room() if driver and ready and not self._winding_up else 0,
             in_flight=driver.in_flight() if driver else 0,
             pushed_back=driver.is_pushed_back() if driver else False,
+            plane=self._plane,
+            job=self._setup.job if self._setup else "",
         )
 
-    async def _serve(self, setup: Setup) -> None:
+    async def _serve(self) -> None:
         """Keep a server in service; raise EngineError when it cannot be."""
-        engine = engine_of(setup.model.entry.engine)
-        place = Place(self._folder, setup.source, frozenset(setup.endpoints), setup.concurrency)
-        window = _window(setup, engine.slots(setup.model, setup.concurrency))
         barren, answers = 0, 0
         while True:
-            started = engine.command(setup.model, place)
-            address = started.address if started else engine.address(setup.model, place)
-            self._client = client = EngineClient(address)
-            model = setup.model
-            if started:
-                await self._start(ModelServer(started, self._keep_open), client, setup)
-                model = model.served_as(await _listed(client))
-            policy = Policy(model.model_name(), setup.record_timeout_s, lambda: random.uniform(0.8, 1.2))
-            driver = self._put_in_service(client, window, policy)
-            ended = await self._until_death(setup, driver, client)
-            barren = barren + 1 if driver.answers == answers else 1
-            answers = driver.answers
+            client = await self._bring_up()
+            self._put_in_service()
+            ended = await self._until_death(client)
+            self._is_up = False
+            driver = self._driver
+            if driver is None or self._phase is Phase.IDLE:
+                raise EngineError(f"{ended.reason} while no job needed it", transient=True)
+            total = self._answers_before + driver.answers
+            barren = barren + 1 if total == answers else 1
+            answers = total
             blamed = await self._report_death(driver, ended)
             if barren >= (MOST_BLAMED_DEATHS if blamed else MOST_BARREN_DEATHS):
                 raise EngineError(f"{ended.reason}, {barren} times without an answer in between", transient=True)
+
+    async def _bring_up(self) -> EngineClient:
+        """Start the server, where it is ours to start, and return a client of it."""
+        setup = self._setup
+        assert setup is not None
+        engine = engine_of(setup.model.entry.engine)
+        place = Place(self._folder, setup.source, frozenset(setup.endpoints), setup.concurrency)
+        started = engine.command(setup.model, place)
+        address = started.address if started else engine.address(setup.model, place)
+        self._client = client = EngineClient(address)
+        if started:
+            began = time.monotonic()
+            await self._start(ModelServer(started, self._keep_open), client, setup)
+            self._listed = await _listed(client)
+            self._orphan_s = max(self._orphan_s, time.monotonic() - began)
+        self._is_up = True
+        return client
 
     async def _start(self, server: ModelServer, client: EngineClient, setup: Setup) -> None:
         self._server = server
@@ -221,23 +314,28 @@ class Agent:
         limits = StartLimits(setup.start_stall_s, setup.start_timeout_s)
         await server.wait_ready(client, self._log_file, limits)
 
-    def _put_in_service(self, client: EngineClient, window: Window, policy: Policy) -> Driver:
+    def _put_in_service(self) -> None:
+        """Let the server answer the job's records: a new driver for a new job, else the one there is."""
+        setup, client = self._setup, self._client
+        assert setup is not None and client is not None
         if self._driver is None:
-            self._driver = Driver(client, window, policy, self._dies)
+            model = setup.model if self._server is None else setup.model.served_as(self._listed)
+            policy = Policy(model.model_name(), setup.record_timeout_s, lambda: random.uniform(0.8, 1.2))
+            slots = engine_of(setup.model.entry.engine).slots(setup.model, setup.concurrency)
+            self._driver = Driver(client, _window(setup, slots), policy, self._dies)
         else:
             self._driver.resume(client)
         self._phase, self._note = Phase.READY, ""
-        return self._driver
 
     async def _dies(self) -> bool:
         return self._server is not None and await self._server.dies()
 
-    async def _until_death(self, setup: Setup, driver: Driver, client: EngineClient) -> Exit:
+    async def _until_death(self, client: EngineClient) -> Exit:
         """Return how the server ended, by itself or because it stood still. An endpoint never does."""
         if self._server is None:
             await asyncio.Event().wait()
         assert self._server is not None
-        watch = asyncio.create_task(self._until_stalled(setup, driver, client))
+        watch = asyncio.create_task(self._until_stalled(client))
         exited = asyncio.create_task(self._server.exited())
         try:
             await asyncio.wait((watch, exited), return_when=asyncio.FIRST_COMPLETED)
@@ -246,17 +344,22 @@ class Agent:
             watch.cancel()
             exited.cancel()
 
-    async def _until_stalled(self, setup: Setup, driver: Driver, client: EngineClient) -> Exit:
+    async def _until_stalled(self, client: EngineClient) -> Exit:
         """Return once requests have run for `stall_s` in which no token was made and no answer came."""
-        engine = engine_of(setup.model.entry.engine)
         moved, seen = time.monotonic(), None
         while True:
+            setup, driver = self._setup, self._driver
+            if setup is None or driver is None:
+                await asyncio.sleep(_WATCH_S)
+                moved = time.monotonic()
+                continue
             await asyncio.sleep(min(_WATCH_S, setup.stall_s / 4))
             metrics = await client.metrics()
+            engine = engine_of(setup.model.entry.engine)
             tokens = engine.tokens_made(metrics) if metrics is not None else None
             # Without a count of tokens only a server that fails its health probe is known to stand still.
             blind = tokens is None and await client.problem() is None
-            now, fresh = time.monotonic(), (driver.answers, tokens)
+            now, fresh = time.monotonic(), (id(driver), driver.answers, tokens)
             if blind or not driver.in_flight() or fresh != seen:
                 moved, seen = now, fresh
             elif now - moved >= setup.stall_s:
@@ -271,7 +374,8 @@ class Agent:
         driver.pause()
         in_flight = await driver.take_in_flight()
         self._returned += driver.take_waiting()
-        self._deaths.append(Death(ended.reason, ended.charged, [lease.index for lease in in_flight]))
+        self._deaths_seen += 1
+        self._deaths.append(Death(self._deaths_seen, ended.reason, ended.charged, [lease.index for lease in in_flight]))
         self._phase, self._note = Phase.LOADING, f"restarting: {ended.reason}"
         driver.wake.set()
         await self._end_server(grace_s=0.0)

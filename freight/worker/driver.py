@@ -101,6 +101,12 @@ class Driver:
         """Return how many records are here unanswered."""
         return len(self._queue) + len(self._in_flight) + len(self._delayed)
 
+    def holdings(self) -> list[Returned]:
+        """Return all records that are here, those answered and not yet collected with them."""
+        leases = [*self._queue, *self._in_flight.values(), *(lease for _, lease in self._delayed.values())]
+        here = [Returned(lease.index, lease.tries) for lease in leases]
+        return here + [Returned(line.index, 0) for line in self._done]
+
     def in_flight(self) -> int:
         """Return how many requests are with the server."""
         return len(self._in_flight)
