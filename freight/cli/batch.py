@@ -1,42 +1,41 @@
-"""`freight batch`: working with batch files."""
+"""`freight batch`: jobs of the service, from the file to the results."""
 
-import sys
-from typing import Any
+from typing import Final
 
 import click
-import msgspec
 
-from freight.cli.settings import settings
+from freight.cli.lazy import LazyGroup
+
+COMMANDS: Final = {
+    "validate": ("freight.cli.validate", "Check every line of a file; nothing runs."),
+    "submit": ("freight.cli.submit", "Send a file to the service and make a job of it."),
+    "wait": ("freight.cli.waiting", "Wait until a job has ended."),
+    "status": ("freight.cli.status", "Show all about one job."),
+    "list": ("freight.cli.listing:list_jobs", "List the jobs, the newest first."),
+    "results": ("freight.cli.results", "Write a job's results to a file."),
+    "cancel": ("freight.cli.changes", "Stop a job; its results so far are kept."),
+    "resume": ("freight.cli.changes", "Go on with a job that was cancelled, failed or timed out."),
+    "retry": ("freight.cli.changes", "Run a job's failed records again."),
+    "delete": ("freight.cli.changes", "Delete a finished job with its input and results."),
+}
 
 
-@click.group()
+@click.group(cls=LazyGroup, table=COMMANDS)
 def batch() -> None:
-    """Work with batch files."""
+    """Submit batch jobs to the service, wait for them, get their results.
 
+    These talk to the service of this user, and start one in the background where none runs; to another with
+    --server or FREIGHT_SERVER, and FREIGHT_TOKEN or FREIGHT_TOKEN_FILE.
 
-@batch.command()
-@click.argument("file")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of a line per problem.")
-def validate(file: str, as_json: bool) -> int:
-    """Check every line of FILE (- for standard input) and list every problem; nothing runs.
+    NAME is a job's name, its id, or a unique prefix of its id.
 
-    Exit status: 0 when every line is good, 2 when any is not.
+    \b
+    Exit status of all of them:
+      0    done
+      1    the job failed, was cancelled or timed out, or the operation could not be done
+      2    wrong usage, or refused input
+      3    no such job
+      4    not allowed
+      5    no service answers
+      130  interrupted
     """
-    from freight.control.validate import report
-
-    found = report(file, settings())
-    if as_json:
-        click.echo(msgspec.json.format(msgspec.json.encode(found), indent=2))
-    else:
-        for problem in found.problems:
-            place = f"{found.file}:{problem.line}" if problem.line else found.file
-            column = f" (column {problem.column})" if problem.column else ""
-            click.echo(f"{place}: {problem.code}: {problem.message}{column}")
-        click.echo(_verdict(found), file=sys.stderr)
-    return 2 if found.problems else 0
-
-
-def _verdict(found: Any) -> str:
-    if not found.problems:
-        return f"{found.file}: {found.records} records, all good"
-    return f"{found.file}: {len(found.problems)} problem(s) in {found.records} records"

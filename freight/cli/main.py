@@ -1,6 +1,5 @@
 """The `freight` command."""
 
-import importlib
 import os
 import sys
 from contextlib import suppress
@@ -9,39 +8,30 @@ from typing import Any, Final
 import click
 
 from freight import __version__
+from freight.cli.lazy import LazyGroup
 from freight.cli.text import printable
 from freight.errors import FreightError, OperationError
 
-# Each command: the module that has it, and its line in the help. Nothing is imported before it is used.
 COMMANDS: Final = {
     "run": ("freight.cli.run", "Run a file of requests through a model and write the results file."),
-    "batch": ("freight.cli.batch", "Work with batch files."),
+    "batch": ("freight.cli.batch", "Submit batch jobs to the service, wait for them, get their results."),
+    "ps": ("freight.cli.listing", "Show the jobs and workers that there are now."),
+    "logs": ("freight.cli.logs", "Show what a job's model server wrote."),
     "models": ("freight.cli.models", "List, add, show and remove models."),
     "config": ("freight.cli.config", "Show the settings in force."),
+    "serve": ("freight.cli.serve", "Run the service that queues jobs and runs them."),
+    "stop": ("freight.cli.serve", "Stop the service; unfinished jobs go on at its next start."),
     "doctor": ("freight.cli.doctor", "Check this machine and say what is wrong with it."),
+    "completion": ("freight.cli.completion", "Print a script that completes commands in your shell."),
+    "uninstall": ("freight.cli.uninstall", "Stop the service and remove what it keeps, but for batch data."),
 }
 
 
-class LazyGroup(click.Group):
-    """A group whose commands are imported when they are asked for."""
-
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        """Return the commands' names, in the order of the table."""
-        return list(COMMANDS)
-
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Return a command, importing its module."""
-        if cmd_name not in COMMANDS:
-            return None
-        return getattr(importlib.import_module(COMMANDS[cmd_name][0]), cmd_name)
-
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the list of commands from the table alone."""
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, about) for name, (_, about) in COMMANDS.items()])
-
-
-@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.group(
+    cls=LazyGroup,
+    table=COMMANDS,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
 @click.version_option(__version__, prog_name="freight", message="%(prog)s %(version)s")
 def freight() -> None:
     """Batch LLM inference on your own hardware.

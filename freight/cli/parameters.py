@@ -1,10 +1,15 @@
 """Parameter types that several commands share."""
 
-from typing import Any
+import functools
+from collections.abc import Callable
+from typing import Any, ParamSpec, TypeVar
 
 import click
 
 from freight.config import parse_duration
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 class Duration(click.ParamType[float]):
@@ -35,3 +40,37 @@ class Concurrency(click.ParamType[int]):
         if not (str(value).isascii() and str(value).isdigit()) or not 1 <= int(value) <= 65536:
             self.fail(f"{value!r}: expected auto, or a number from 1 to 65536", param, ctx)
         return int(value)
+
+
+def job_argument(command: Callable[P, R]) -> Callable[P, R]:
+    """Give a command its NAME, which the shell completes."""
+    from freight.cli.names import complete_job
+
+    return click.argument("name", shell_complete=complete_job)(command)
+
+
+def service_options(starts: bool = False) -> Callable[[Callable[..., R]], Callable[..., R]]:
+    """Give a command --server, and with `starts` --no-start; it is called with the `service` that they mean."""
+
+    def decorate(command: Callable[..., R]) -> Callable[..., R]:
+        @functools.wraps(command)
+        def called(*arguments: Any, server: str | None, no_start: bool = True, **options: Any) -> R:
+            from freight.cli.service import Service
+
+            return command(*arguments, service=Service(server, no_start), **options)
+
+        decorated: Callable[..., R] = click.option(
+            "--server", metavar="URL", help="The service to talk to. [default: FREIGHT_SERVER, else your own]"
+        )(called)
+        if starts:
+            decorated = click.option(
+                "--no-start", is_flag=True, help="Do not start a service in the background where none runs."
+            )(decorated)
+        return decorated
+
+    return decorate
+
+
+def json_option(command: Callable[P, R]) -> Callable[P, R]:
+    """Give a command --json."""
+    return click.option("--json", "as_json", is_flag=True, help="Print JSON.")(command)

@@ -18,6 +18,7 @@ from freight.core.progress import Outcome, Progress
 
 LINE_EVERY_S: Final = 30.0
 _BAR_WIDTH: Final = 28
+_SAME_COMMAND: Final = "the same command then goes on with the records that are left"
 
 
 class _LastingConsole(Console):
@@ -76,9 +77,10 @@ class RunConsole:
             self._line_at = time.monotonic() + LINE_EVERY_S
             self._print(line(progress))
 
-    def summary(self, outcome: Outcome, output: str) -> None:
+    def summary(self, outcome: Outcome, output: str, took_s: float | None = None, mend: str = _SAME_COMMAND) -> None:
         """Say how the run ended; the last line says how many records failed, and why most of them did."""
-        for text in summary(outcome, output, time.monotonic() - self._began):
+        took_s = time.monotonic() - self._began if took_s is None else took_s
+        for text in summary(outcome, output, took_s, mend):
             self._print(text)
 
 
@@ -104,8 +106,8 @@ def _bar(progress: Progress) -> Table:
     return grid
 
 
-def summary(outcome: Outcome, output: str, took_s: float) -> list[str]:
-    """Return the closing lines of a run."""
+def summary(outcome: Outcome, output: str, took_s: float, mend: str = _SAME_COMMAND) -> list[str]:
+    """Return the closing lines of a run. `mend` says what goes on once the cause of a failure is mended."""
     totals = outcome.totals
     if outcome.already_done:
         lines = [f"already done: {output} ({outcome.total} records)"]
@@ -119,7 +121,7 @@ def summary(outcome: Outcome, output: str, took_s: float) -> list[str]:
     if outcome.reason:
         lines += [
             f"error: {printable(outcome.reason)}",
-            "hint: mend the cause; the same command then goes on with the records that are left",
+            f"hint: mend the cause; {mend}",
         ]
     if totals.input_tokens or totals.output_tokens:
         cached = (
@@ -130,7 +132,7 @@ def summary(outcome: Outcome, output: str, took_s: float) -> list[str]:
         lines.append(f"{totals.cut} cut off by max_tokens")
     if totals.failed:
         lines += [
-            f"  {f.count} × {_kind(f.code, f.status)}, for example: {printable(f.example, one_line=True)}"
+            f"  {f.count} × {kind(f.code, f.status)}, for example: {printable(f.example, one_line=True)}"
             for f in outcome.failures[1:]
         ]
         lines.append(f"{totals.failed} of {outcome.total} failed{_commonest(outcome)}")
@@ -152,10 +154,11 @@ def _commonest(outcome: Outcome) -> str:
         return ""
     most = outcome.failures[0]
     share = "" if most.count == outcome.totals.failed else f"{most.count} × "
-    return f": {share}{_kind(most.code, most.status)}: {printable(most.example, one_line=True)}"
+    return f": {share}{kind(most.code, most.status)}: {printable(most.example, one_line=True)}"
 
 
-def _kind(code: str, status: int) -> str:
+def kind(code: str, status: int) -> str:
+    """Return a kind of failure in words."""
     return f"{code} ({status})" if status else code
 
 

@@ -1,6 +1,7 @@
 """The only code that performs what the planner decided: the intent on disk first, then the effect, then the outcome."""
 
 import asyncio
+import os
 import shutil
 import time
 import uuid
@@ -8,57 +9,95 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 import msgspec
 
-from freight.control.jobrun import JobRun, WorkerRun
+from freight.control.jobrun import JobRun
 from freight.control.output import ASIDE, mark_of, put_in_place, rows, write_aside
-from freight.core.answer import BATCH_EXPIRED, BATCH_FAILED
+from freight.control.roster import Roster
+from freight.control.waiting import WaitingJob
+from freight.control.workerrun import WorkerRun
+from freight.core.answer import BATCH_CANCELLED, BATCH_EXPIRED, BATCH_FAILED
 from freight.core.device import Device
 from freight.core.job import Event, State
 from freight.core.messages import Phase
-from freight.core.plan import Action, Fail, Finalize, StartWorker, StopWorkers, Suspend, TimeOut, Unsuspend, Wait
+from freight.core.plan import (
+    Cancelled,
+    Fail,
+    Finalize,
+    JobAction,
+    Join,
+    StartWorker,
+    StopWorkers,
+    Suspend,
+    TimeOut,
+    Unsuspend,
+    Wait,
+)
 from freight.core.record import custom_id_of
-from freight.errors import LauncherError
+from freight.errors import FreightError, LauncherError
 from freight.launchers.base import Launcher, WorkerPlace
-from freight.store.catalog import Catalog, moved
-from freight.store.database import StorageFull
+from freight.store.catalog import Catalog, JobRow, moved
+from freight.store.database import STORAGE_ERRORS, StorageFull
 
 # A worker that was told to end and has not by then is killed.
 STOP_GRACE_S: Final = 45.0
-# In the control plane's folder for sockets.
-CONTROL_SOCKET: Final = "control.sock"
 # A device that somebody else holds is tried again this often.
 _STRANGER_S: Final = 1.0
 _T = TypeVar("_T")
+# Makes a worker's folder, given its job and its id, and returns that and the path of its log.
+MakePlaces = Callable[[JobRun, str], tuple[Path, Path]]
 
 
 class Apply:
     """Performs actions on one control plane's jobs.
 
-    `failure` is what broke the watch over a worker.
+    `failure` is what broke the watch over a worker. A worker without a job stays for
+    `keep_warm_s`. `is_shared`: what breaks one job ends that one alone.
     """
 
     def __init__(
-        self, catalog: Catalog, launcher: Launcher, folder: Path, writer: ThreadPoolExecutor, changed: asyncio.Event
+        self,
+        catalog: Catalog,
+        launcher: Launcher,
+        control: Path,
+        writer: ThreadPoolExecutor,
+        changed: asyncio.Event,
+        roster: Roster,
+        make_places: MakePlaces,
+        keep_warm_s: float,
+        is_shared: bool,
     ) -> None:
         self._catalog = catalog
         self._launcher = launcher
-        self._folder = folder
+        self._control = control
         self._writer = writer
         self._changed = changed
+        self._roster = roster
+        self._make_places = make_places
+        self._keep_warm_s = keep_warm_s
+        self._is_shared = is_shared
         self._watching: set[asyncio.Task[None]] = set()
         self._strangers: dict[str, tuple[str, float]] = {}
         self.failure: Exception | None = None
 
-    async def do(self, action: Action, job: JobRun) -> None:
-        """Perform one action."""
+    async def do(self, action: JobAction) -> None:
+        """Perform one action on a job, which is opened first where it has waited for its turn."""
+        if isinstance(action, Wait):
+            self._note_reason(action)
+            return
+        if action.job not in self._roster.open and not await self._open(action):
+            return
+        job = self._roster.open[action.job]
         match action:
             case StartWorker():
                 await self._start_worker(job, action)
+            case Join():
+                await self._join(job, self._roster.workers[action.worker])
             case StopWorkers():
-                self.stop_workers(job)
+                for worker in job.workers.values():
+                    self.let_go(worker)
             case Suspend(reason=reason):
                 await self.happened(job, Event.BLOCKED, reason)
             case Unsuspend():
@@ -66,31 +105,70 @@ class Apply:
             case Finalize():
                 await self._finalize(job)
             case Fail(reason=reason):
-                await self._end_short(job, Event.STARTS_EXHAUSTED, BATCH_FAILED, reason)
+                event = Event.STARTS_EXHAUSTED if job.row.state == State.SUSPENDED else Event.BROKE
+                await self._end_short(job, event, BATCH_FAILED, reason)
             case TimeOut():
                 reason = f"the job's time ran out (--timeout {job.options.timeout_s:g} s)"
                 await self._end_short(job, Event.TIME_RAN_OUT, BATCH_EXPIRED, reason)
-            case Wait(reason=reason):
-                job.wait_reason = reason
+            case Cancelled():
+                await self._end_short(job, Event.WORKERS_GONE, BATCH_CANCELLED, "")
+
+    def _note_reason(self, action: Wait) -> None:
+        if action.job in self._roster.open:
+            self._roster.open[action.job].wait_reason = action.reason
+        else:
+            self._roster.waiting[action.job].reason = action.reason
+
+    async def _open(self, action: JobAction) -> bool:
+        """Open a job whose turn has come; one that cannot be opened is left to fail."""
+        waiting = self._roster.waiting[action.job]
+        try:
+            if waiting.failure:
+                await self._end_unopened(waiting, action)
+                return False
+            job = await waiting.open(waiting)
+        except StorageFull as error:
+            waiting.reason = error.message
+            return False
+        except (FreightError, *STORAGE_ERRORS) as error:
+            waiting.failure = f"the job's files cannot be read: {error}"
+            return False
+        del self._roster.waiting[action.job]
+        self._roster.open[action.job] = job
+        return True
+
+    async def _end_unopened(self, waiting: WaitingJob, action: JobAction) -> None:
+        """End a job that cannot be opened, as far as its state allows that."""
+        match action:
+            case Cancelled():
+                event = Event.WORKERS_GONE
+            case TimeOut():
+                event = Event.TIME_RAN_OUT
+            case _:
+                event = Event.BROKE
+        await self._write(self._catalog.happened, waiting.row, event, time.time(), waiting.failure)
+        del self._roster.waiting[waiting.row.id]
 
     def stranger(self, device: str, now: float) -> str:
         """Return who held a device when it was last tried, not long ago; "" when it may be tried again."""
         who, at = self._strangers.get(device, ("", now))
         return who if now - at < _STRANGER_S else ""
 
-    async def happened(self, job: JobRun, event: Event, detail: str = "") -> None:
+    async def happened(self, job: JobRun | WaitingJob, event: Event, detail: str = "") -> JobRow:
         """Record an event of a job. A full disk does not keep a job from changing its state: the file catches up."""
+        now = time.time()
         try:
-            job.row = await self._write(self._catalog.happened, job.row, event, time.time(), detail)
+            job.row = await self._write(self._catalog.happened, job.row, event, now, detail)
         except StorageFull:
-            job.row = moved(job.row, event, detail)
+            job.row = moved(job.row, event, detail, now)
+        return job.row
 
     async def _write(self, call: Callable[..., _T], *args: object) -> _T:
         return await asyncio.get_running_loop().run_in_executor(self._writer, call, *args)
 
     async def follow(self, job: JobRun) -> None:
         """Move a job by what its workers have come to."""
-        live = [worker for worker in job.workers.values() if not worker.stopping]
+        live = [worker for worker in job.workers.values() if not worker.is_leaving()]
         if job.row.state == State.QUEUED and live:
             await self.happened(job, Event.WORKER_GRANTED)
         if job.row.state == State.STARTING and any(worker.phase is Phase.READY for worker in live):
@@ -108,77 +186,143 @@ class Apply:
                 self._strangers[device.id] = (f"process {holder.pid} ({holder.what})", time.monotonic())
                 return
         worker = uuid.uuid4().hex[:12]
-        folder = self._folder / worker
-        log = job.folder / "workers" / f"{worker}.log"
+        run = None
         try:
-            await self._write(self._catalog.worker_starts, worker, job.row.id, action.source, str(folder), time.time())
+            folder, log = self._make_places(job, worker)
+            run = await self._launch(job, action, worker, folder, log, device)
         except StorageFull as error:
-            if device is not None:
-                self._launcher.release(device)
             job.found_full(time.monotonic(), error.message)
-            return
-        place = WorkerPlace(worker, self._folder / CONTROL_SOCKET, folder, log, device)
-        try:
-            _make_folders(folder, log.parent)
-            process = self._launcher.start(place)
         except LauncherError as error:
             job.start_failed(action.device or action.source, error.message, not error.transient, time.monotonic())
-            await self._write(self._catalog.worker_ended, worker, error.message, time.time())
+        if run is None:
+            if device is not None:
+                self._launcher.release(device)
             return
-        run = WorkerRun(worker, action.source, action.device, folder, log, process)
-        job.workers[worker] = run
-        task = asyncio.create_task(self._watch(job, run))
-        self._watching.add(task)
-        task.add_done_callback(self._watching.discard)
+        job.workers[worker] = self._roster.workers[worker] = run
+        self.watch(run)
+        self._changed.set()
+
+    async def _launch(
+        self, job: JobRun, action: StartWorker, worker: str, folder: Path, log: Path, device: Device | None
+    ) -> WorkerRun:
+        launch: dict[str, Any] = {"key": job.launch, "model": job.model.name}
+        now = time.time()
+        number = await self._write(
+            self._catalog.worker_starts, worker, job.row.id, action.source, str(folder), now, action.device,
+            str(log), launch,
+        )  # fmt: skip
+        try:
+            process = self._launcher.start(WorkerPlace(worker, self._control, folder, log, device))
+        except LauncherError as error:
+            await self._write(self._catalog.worker_ended, worker, error.message, time.time())
+            raise
+        run = WorkerRun(
+            worker, action.source, action.device, folder, log, process, job, job.launch, job.model.name, number, now
+        )
+        with suppress(StorageFull):  # It cannot be adopted then; it is found by its id, and ended.
+            await self._write(self._catalog.worker_runs, worker, process.identity())
+        return run
+
+    async def _join(self, job: JobRun, worker: WorkerRun) -> None:
+        """Let a warm worker serve a job; its next report is answered with what that is."""
+        try:
+            worker.number = await self._write(self._catalog.worker_joins, worker.id, job.row.id, time.time())
+        except StorageFull as error:
+            job.found_full(time.monotonic(), error.message)
+            return
+        worker.job = job
+        job.workers[worker.id] = worker
+        self._changed.set()
+
+    async def worker_left(self, job: JobRun, worker: WorkerRun) -> None:
+        """Take note that a worker has handed in all that it had of its job, and keeps its server up."""
+        job.workers.pop(worker.id, None)
+        job.dispatcher.lost(worker.id)
+        worker.job, worker.releasing = None, False
+        worker.since = time.monotonic()
+        with suppress(StorageFull):
+            await self._write(self._catalog.worker_leaves, worker.id, time.time())
+        keep_log(job, worker, is_last=False)
         self._changed.set()
 
     def _device(self, wanted: str | None) -> Device | None:
         return next((device for device in self._launcher.devices() if device.id == wanted), None)
 
-    async def _watch(self, job: JobRun, worker: WorkerRun) -> None:
+    def watch(self, worker: WorkerRun) -> None:
         """Wait for a worker's end, prove that all of it is gone, and give back what it held."""
+        task = asyncio.create_task(self._watch(worker))
+        self._watching.add(task)
+        task.add_done_callback(self._watching.discard)
+
+    async def _watch(self, worker: WorkerRun) -> None:
         try:
-            await self._see_off(job, worker)
+            await self._see_off(worker)
         except Exception as error:
             self.failure = error
         self._changed.set()
 
-    async def _see_off(self, job: JobRun, worker: WorkerRun) -> None:
+    async def _see_off(self, worker: WorkerRun) -> None:
         status = await worker.process.ended()
         await worker.process.clear()
-        del job.workers[worker.id]
-        job.dispatcher.lost(worker.id)
+        del self._roster.workers[worker.id]
+        job = worker.job
+        if job is not None:
+            del job.workers[worker.id]
+            job.dispatcher.lost(worker.id)
+            if self._is_shared:
+                keep_log(job, worker, is_last=True)
+            if not worker.is_leaving():
+                words = _last_words(worker, status)
+                job.start_failed(worker.place(), words, worker.hopeless, time.monotonic())
         shutil.rmtree(worker.folder, ignore_errors=True)
-        if not worker.stopping:
-            words = _last_words(worker, status)
-            job.start_failed(worker.place(), words, worker.hopeless, time.monotonic())
         with suppress(StorageFull):  # The next control plane on this folder finds out for itself.
             await self._write(self._catalog.worker_ended, worker.id, worker.note, time.time())
 
-    def stop_workers(self, job: JobRun) -> None:
-        """Tell all workers of a job to end."""
-        for worker in job.workers.values():
+    def let_go(self, worker: WorkerRun) -> None:
+        """Have a worker leave its job: it stays for another where that is worth it, else it ends."""
+        if worker.is_leaving():
+            return
+        if worker.phase is Phase.READY and self._is_wanted(worker):
+            worker.releasing = True
+            asyncio.get_running_loop().call_later(STOP_GRACE_S, self._end_if_still_there, worker)
+        else:
             self.stop_worker(worker)
 
-    def stop_worker(self, worker: WorkerRun) -> None:
+    def _is_wanted(self, worker: WorkerRun) -> bool:
+        """Return whether a worker should live on without its job."""
+        queue = [*self._roster.waiting.values(), *self._roster.open.values()]
+        return self._keep_warm_s > 0 or any(
+            job.launch == worker.launch and job is not worker.job and job.row.state == State.QUEUED for job in queue
+        )
+
+    def _end_if_still_there(self, worker: WorkerRun) -> None:
+        if worker.releasing:
+            worker.process.kill()
+
+    def stop_worker(self, worker: WorkerRun, grace_s: float = STOP_GRACE_S) -> None:
         """Tell a worker to end; one that does not is killed after a grace."""
         if not worker.stopping:
             worker.stopping = True
-            asyncio.get_running_loop().call_later(STOP_GRACE_S, worker.process.kill)
+            asyncio.get_running_loop().call_later(grace_s, worker.process.kill)
 
-    async def end_workers(self, job: JobRun) -> None:
-        """Stop all workers of a job and wait until nothing of them is left."""
-        self.stop_workers(job)
+    async def end_workers(self) -> None:
+        """Stop all workers and wait until nothing of them is left."""
+        for worker in self._roster.workers.values():
+            self.stop_worker(worker)
         while self._watching:
             await asyncio.gather(*self._watching)
 
     async def _finalize(self, job: JobRun) -> None:
         await self.happened(job, Event.LAST_RECORD_DONE)
         try:
-            await self._write(self._put_output, job, BATCH_FAILED, "")
+            await self._write(self._conclude, job, BATCH_FAILED, "")
         except StorageFull as error:
             job.found_full(time.monotonic(), "no space left for the results file")
             await self.happened(job, Event.BLOCKED, error.message)
+        except FreightError as error:
+            if not self._is_shared:
+                raise
+            job.failure = error
         else:
             await self.happened(job, Event.OUTPUT_WRITTEN)
 
@@ -186,16 +330,29 @@ class Apply:
         """End a job without all its answers. Where there are any, its output says so for every other record."""
         if job.waits_for_room(time.monotonic()):
             return
-        if await self._write(job.results.has_answers):
-            try:
-                await self._write(self._put_output, job, code, reason)
-            except StorageFull as error:
-                job.found_full(time.monotonic(), error.message)
-                job.wait_reason = error.message
-                return
+        try:
+            await self._write(self._conclude, job, code, reason)
+        except StorageFull as error:
+            job.found_full(time.monotonic(), error.message)
+            job.wait_reason = error.message
+            return
+        except FreightError as error:
+            if not self._is_shared:
+                raise
+            # All the same the job ends, in words that say what became of its results file.
+            reason = f"{reason}; {error.message}" if reason else error.message
         await self.happened(job, event, reason)
 
-    def _put_output(self, job: JobRun, code: str, reason: str) -> None:
+    def _conclude(self, job: JobRun, code: str, reason: str) -> None:
+        """Put the output in place, where there is one to write, and note the counts."""
+        if job.output is not None and (self._is_shared or job.dispatcher.left == 0 or job.results.has_answers()):
+            self._put_output(job, job.output, code, reason)
+        elif self._is_shared:
+            outcome = {**(job.row.outcome or {"outputs": []}), **job.counts()}
+            self._catalog.set_outcome(job.row.id, outcome)
+            job.row = msgspec.structs.replace(job.row, outcome=outcome)
+
+    def _put_output(self, job: JobRun, output: Path, code: str, reason: str) -> None:
         def missing(index: int) -> tuple[bytes | None, str, str]:
             return custom_id_of(job.dispatcher.read_lines([index])[0]), code, reason
 
@@ -203,22 +360,35 @@ class Apply:
         aside = job.folder / ASIDE
         lines = rows(job.results, job.index.records, missing)
         written = write_aside(aside, job.row.id, lines, job.index.records)
-        before = mark_of(job.row.outcome, job.output)
+        before = mark_of(job.row.outcome, output)
         # The intent first: after a crash in between, what stands at the output is known for ours, old or new.
         outcome = job.outcome(written, before)
         self._catalog.set_outcome(job.row.id, outcome)
-        put_in_place(aside, job.output, job.force or before is not None)
+        put_in_place(aside, output, job.force or before is not None)
         job.row = msgspec.structs.replace(job.row, outcome=outcome)
 
 
-def _last_words(worker: WorkerRun, status: int) -> str:
-    why = worker.note or f"the worker process ended with status {status}"
+def keep_log(job: JobRun, worker: WorkerRun, is_last: bool) -> None:
+    """Keep what a worker wrote during a job with that job; a worker that lives on goes on writing to an empty log."""
+    kept = log_of(job.folder, worker.number)
+    if worker.log == kept:
+        return
+    # All who write to a log append, so that it may be cut under them.
+    with suppress(OSError):
+        kept.parent.mkdir(mode=0o700, exist_ok=True)
+        shutil.copyfile(worker.log, kept)
+        kept.chmod(0o600)
+        os.truncate(worker.log, 0)
+        if is_last:
+            worker.log.unlink()
+
+
+def log_of(folder: Path, number: int) -> Path:
+    """Return where the output of a job's worker is kept, by its number among the job's workers."""
+    return folder / "workers" / f"{number}.log"
+
+
+def _last_words(worker: WorkerRun, status: int | None) -> str:
+    how = "ended by itself" if status is None else f"ended with status {status}"
+    why = worker.note or f"the worker process {how}"
     return "\n".join([why, *(f"  | {line}" for line in worker.log_tail)])
-
-
-def _make_folders(*folders: Path) -> None:
-    try:
-        for folder in folders:
-            folder.mkdir(mode=0o700, exist_ok=True)
-    except OSError as error:
-        raise LauncherError(f"cannot make a worker's folder: {error.strerror}", transient=True) from error

@@ -58,7 +58,7 @@ class Dispatcher:
         self._suspects = {i: deaths for i, deaths in results.suspects().items() if not settled[i]}
         self._held: dict[str, _Held] = {}
         if self._suspects:
-            self._todo = self._todo[~numpy.isin(self._todo, list(self._suspects))]
+            self._todo = self._without(self._todo, list(self._suspects))
         self.left = len(self._todo) + len(self._suspects)
         self.totals: Totals = results.totals()
         self.blocked = ""
@@ -76,7 +76,7 @@ class Dispatcher:
         held = self._held.setdefault(report.worker, _Held())
         lines = list(report.done)
         for death in report.deaths:
-            lines += await self._crashed(death)
+            lines += await self._crashed(report.worker, death)
         changed = await self._write(self._results.put, lines, self._epoch) if lines else Totals()
         for line in lines:
             self._suspects.pop(line.index, None)
@@ -105,11 +105,11 @@ class Dispatcher:
                 self.blocked = ""
                 return result
 
-    async def _crashed(self, death: Death) -> list[Line]:
+    async def _crashed(self, worker: str, death: Death) -> list[Line]:
         """Charge a death to the records that were in flight; return the lines of those that have had enough."""
         if not death.charged or not death.in_flight:
             return []
-        deaths = await self._write(self._results.accuse, death.in_flight)
+        deaths = await self._write(self._results.accuse, death.in_flight, worker, death.number)
         self._suspects.update(deaths)
         lines: list[Line] = []
         for index in [i for i, count in deaths.items() if count >= MAX_DEATHS]:
@@ -130,6 +130,20 @@ class Dispatcher:
             if held.tries.pop(back.index, None) is not None and back.index not in self._suspects:
                 self._front.append(back)
         held.suspects = held.suspects and bool(held.tries)
+
+    def adopt(self, worker: str, has: Sequence[Returned]) -> None:
+        """Take note of what a worker of an earlier control plane has: nobody else gets it, as long as that lives."""
+        held = self._held.setdefault(worker, _Held())
+        for back in has:
+            if not self._settled[back.index]:
+                held.tries[back.index] = back.tries
+        taken = list(held.tries)
+        held.suspects = any(index in self._suspects for index in taken)
+        self._todo = numpy.concatenate((self._todo[: self._next], self._without(self._todo[self._next :], taken)))
+
+    @staticmethod
+    def _without(indices: NDArray[numpy.int64], taken: Sequence[int]) -> NDArray[numpy.int64]:
+        return indices[~numpy.isin(indices, taken)]
 
     def lost(self, worker: str) -> None:
         """Take back all that a worker held that is gone; no record is charged for it."""

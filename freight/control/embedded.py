@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import shutil
 import time
 import uuid
 from collections.abc import Callable
@@ -28,8 +29,9 @@ from freight.control.inputs import InputFile, Sample, inspect, open_input
 from freight.control.intake import Index, Limits, Problem, scan, sha256_of
 from freight.control.jobrun import EngineLimits, JobOptions, JobRun
 from freight.control.output import ASIDE, put_in_place, rows, write_aside
+from freight.control.plane import ControlPlane, Listen, Policy
 from freight.control.resolve import choose_model, find_entry, resolve
-from freight.control.service import ControlPlane, Listen, runtime_folder
+from freight.control.sockets import CONTROL_SOCKET, make_private, runtime_folder
 from freight.control.statefolder import INPUT_KEY, SAME, StateFolder, standing
 from freight.core.job import FINAL, Event, State, Totals
 from freight.core.model import EngineName, ModelSpec
@@ -91,6 +93,7 @@ class EmbeddedRun:
         self._interrupted = False
         self._in_threads = 0
         self._plane: ControlPlane | None = None
+        self._runtime: Path | None = None
         self._main: asyncio.Task[Any] | None = None
 
     def interrupt(self) -> None:
@@ -105,6 +108,8 @@ class EmbeddedRun:
         """Stop at once, with all that was started."""
         if self._plane is not None:
             self._plane.kill()
+        if self._runtime is not None:
+            shutil.rmtree(self._runtime, ignore_errors=True)
 
     async def run(self) -> Outcome:
         """Run the job and return how it ended; raise FreightError for what kept it from that."""
@@ -320,9 +325,17 @@ class EmbeddedRun:
         return index
 
     async def _drive(self, run: JobRun, launcher: LocalLauncher) -> None:
-        folder = runtime_folder()
+        folder = self._runtime = runtime_folder()
         self._state.note_runtime(folder)
-        plane = ControlPlane(self._state.catalog, launcher, self._state.lock, self._writer, self._listen, folder)
+
+        def make_places(job: JobRun, worker: str) -> tuple[Path, Path]:
+            make_private(folder / worker, job.folder / "workers")
+            return folder / worker, job.folder / "workers" / f"{worker}.log"
+
+        plane = ControlPlane(
+            self._state.catalog, launcher, self._state.lock, self._writer, self._listen, folder / CONTROL_SOCKET,
+            make_places, Policy(),
+        )  # fmt: skip
         await plane.start()
         self._plane = plane
         try:
@@ -331,6 +344,7 @@ class EmbeddedRun:
             await plane.run(run, self._console.show)
         finally:
             await plane.close()
+            shutil.rmtree(folder, ignore_errors=True)
         if run.row.state not in FINAL:
             raise Interrupted(
                 f"interrupted with {run.dispatcher.totals.done} of {run.index.records} records done, all of them kept",

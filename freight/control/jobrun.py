@@ -1,8 +1,9 @@
 """One job while the control plane has it: its input, its queue, its workers and how it gets on."""
 
-import asyncio
 import time
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Final
 
@@ -12,13 +13,13 @@ from freight.control.dispatcher import Dispatcher
 from freight.control.inputs import InputFile
 from freight.control.intake import Index
 from freight.control.output import Written
+from freight.control.workerrun import WorkerRun
 from freight.core.job import State, Totals
 from freight.core.messages import Phase, Report, Setup
 from freight.core.model import ModelSpec
 from freight.core.plan import MOST_STARTS, JobView, Trouble, WorkerView
 from freight.core.progress import Progress
 from freight.engines.registry import engine_of
-from freight.launchers.base import RunningWorker
 from freight.store.catalog import JobRow
 from freight.store.results import Results
 
@@ -41,6 +42,23 @@ class JobOptions:
     concurrency: int = 0
 
 
+def places_of(model: ModelSpec) -> tuple[str, ...]:
+    """Return the sources of a model's workers: one model, or the URLs of an endpoint, a worker each."""
+    return tuple(model.entry.sources()) or ("",)
+
+
+def needs_device(model: ModelSpec) -> bool:
+    """Return whether the model's workers start a server of their own."""
+    return engine_of(model.entry.engine).starts_server
+
+
+def launch_of(model: ModelSpec, endpoints: Iterable[int], concurrency: int) -> str:
+    """Return a text that is equal for jobs that one running server can serve as it is."""
+    entry = msgspec.structs.replace(model.entry, aliases=[], batch=False)
+    shape = engine_of(entry.engine).shape(model, frozenset(endpoints), concurrency)
+    return msgspec.json.encode([model.name, entry, shape]).decode()
+
+
 @dataclass(frozen=True, slots=True)
 class EngineLimits:
     """When a model server is given up or restarted, and when a job without success is suspended. Seconds."""
@@ -51,39 +69,13 @@ class EngineLimits:
     suspend_after_s: float
 
 
-@dataclass(slots=True)
-class WorkerRun:
-    """A worker of a job, from its start to the proof that it is gone."""
-
-    id: str
-    source: str
-    device: str | None
-    folder: Path
-    log: Path
-    process: RunningWorker
-    phase: Phase = Phase.LOADING
-    note: str = ""
-    log_tail: list[str] = field(default_factory=list[str])
-    in_flight: int = 0
-    pushed_back: bool = False
-    hopeless: bool = False
-    stopping: bool = False
-    last_number: int = 0
-    last_orders: bytes = b""
-    # Held during an exchange: a report that comes again waits for the first one's orders.
-    exchanging: asyncio.Lock = field(default_factory=asyncio.Lock)
-
-    def place(self) -> str:
-        """Return what trouble with starting it is counted by: its device, or its URL."""
-        return self.device or self.source
-
-
 class JobRun:
     """A job that is being run."""
 
     def __init__(
         self, row: JobRow, file: InputFile, index: Index, results: Results, dispatcher: Dispatcher,
-        model: ModelSpec, options: JobOptions, limits: EngineLimits, folder: Path, output: Path, force: bool,
+        model: ModelSpec, options: JobOptions, limits: EngineLimits, folder: Path, output: Path | None, force: bool,
+        ran_s: float = 0.0,
     ) -> None:  # fmt: skip
         self.row = row
         self.file = file
@@ -94,9 +86,12 @@ class JobRun:
         self.options = options
         self.limits = limits
         self.folder = folder
+        # None where the results stay with the service until somebody fetches them.
         self.output = output
         # Whether an output that is not Freight's own may be replaced.
         self.force = force
+        # What makes it impossible to go on, as far as this job is concerned.
+        self.failure: Exception | None = None
         self.workers: dict[str, WorkerRun] = {}
         self.troubles: dict[str, Trouble] = {}
         self.blocked = ""
@@ -106,33 +101,32 @@ class JobRun:
         self._full_reason = ""
         self._full_until = 0.0
         self._full_pause_s = _FULL_PAUSE_S[0]
-        self._ran_s = 0.0
+        self.ran_s = ran_s
         self._ticked_at = now
         self._marks: list[tuple[float, Totals]] = [(now, dispatcher.totals)]
+
+    @cached_property
+    def launch(self) -> str:
+        """What is equal for jobs that one running server can serve as it is."""
+        return launch_of(self.model, self.index.endpoints_used(), self.options.concurrency)
 
     def setup(self, source: str) -> Setup:
         """Return what a worker of this job is told to run."""
         return Setup(
+            job=self.row.id,
             model=self.model,
             source=source,
             endpoints=sorted(self.index.endpoints_used()),
             concurrency=self.options.concurrency,
-            record_timeout_s=self.options.record_timeout_s or (0.0 if self.needs_device() else ENDPOINT_TIMEOUT_S),
+            record_timeout_s=self.options.record_timeout_s or (0.0 if needs_device(self.model) else ENDPOINT_TIMEOUT_S),
             stall_s=self.limits.stall_s,
             start_stall_s=self.limits.start_stall_s,
             start_timeout_s=self.limits.start_timeout_s,
         )
 
-    def needs_device(self) -> bool:
-        """Return whether its workers start a server of their own."""
-        return engine_of(self.model.entry.engine).starts_server
-
     def note_report(self, worker: WorkerRun, report: Report, now: float) -> None:
         """Take over what a report says about a worker; its results are the dispatcher's."""
-        worker.phase, worker.note = report.phase, report.note
-        worker.in_flight, worker.pushed_back = report.in_flight, report.pushed_back
-        worker.log_tail = report.log_tail or worker.log_tail
-        worker.hopeless = report.hopeless
+        worker.note_report(report)
         if report.done:
             self.last_success = now
             self.troubles.pop(worker.place(), None)
@@ -142,7 +136,7 @@ class JobRun:
     def tick(self, now: float) -> None:
         """Take note of the time: for rates, for the job's running time, and for what may have become unblocked."""
         if self.row.state in (State.STARTING, State.RUNNING):
-            self._ran_s += now - self._ticked_at
+            self.ran_s += now - self._ticked_at
         self._ticked_at = now
         self._check_blocked(now)
         self._marks.append((now, self.dispatcher.totals))
@@ -178,19 +172,22 @@ class JobRun:
 
     def view(self) -> JobView:
         """Return the job as the planner sees it."""
-        live = tuple(WorkerView(w.id, w.source, w.device, w.stopping) for w in self.workers.values())
-        sources = tuple(self.model.entry.sources()) or ("",)
+        live = tuple(WorkerView(w.id, w.source, w.device, w.is_leaving()) for w in self.workers.values())
+        sources = places_of(self.model)
         return JobView(
             id=self.row.id,
             state=self.row.state,
             sources=sources,
-            needs_device=self.needs_device(),
-            workers=self.options.workers or (1 << 30 if self.needs_device() else len(sources)),
+            needs_device=needs_device(self.model),
+            workers=self.options.workers or (1 << 30 if needs_device(self.model) else len(sources)),
             live=live,
             left=self.dispatcher.left,
             troubles=tuple(self.troubles.values()),
             blocked=self.blocked,
-            out_of_time=bool(self.options.timeout_s) and self._ran_s >= self.options.timeout_s,
+            out_of_time=bool(self.options.timeout_s) and self.ran_s >= self.options.timeout_s,
+            name=self.row.name or "",
+            launch=self.launch,
+            broken=str(self.failure) if self.failure else "",
         )
 
     def progress(self, now: float) -> Progress:
@@ -208,16 +205,24 @@ class JobRun:
             in_flight=sum(worker.in_flight for worker in self.workers.values()),
         )
 
+    def counts(self) -> dict[str, int]:
+        """Return what the catalog keeps of the results."""
+        return counts_of(self.dispatcher.totals)
+
     def outcome(self, written: Written, before: dict[str, Any] | None) -> dict[str, Any]:
         """Return what the catalog keeps: the counts, and the marks of the output and of what it replaces."""
-        totals = self.dispatcher.totals
         outputs = [msgspec.to_builtins(written), *([before] if before else [])]
-        return {"outputs": outputs, "done": totals.done, "failed": totals.failed}
+        return {"outputs": outputs, **self.counts()}
 
     def _worker_note(self) -> str:
         """Return what a worker waits for, where that is why the job does not get on."""
         starting = self.row.state is State.STARTING
         return next((w.note for w in self.workers.values() if w.note and (starting or w.pushed_back)), "")
+
+
+def counts_of(totals: Totals) -> dict[str, int]:
+    """Return totals as the catalog keeps them."""
+    return asdict(totals)
 
 
 def _minutes(seconds: float) -> str:

@@ -4,6 +4,7 @@ import errno
 import hashlib
 import os
 from collections.abc import Callable, Iterator
+from enum import StrEnum
 from pathlib import Path
 from typing import Any, Final
 
@@ -44,36 +45,51 @@ def mark_of(outcome: dict[str, Any] | None, output: Path) -> dict[str, Any] | No
     return next((mark for mark in marks if Written(**mark).matches(output)), None)
 
 
-def rows(
-    results: Results, records: int, missing: Callable[[int], tuple[bytes | None, str, str]]
-) -> Iterator[tuple[int, bytes]]:
-    """Yield (index, rest of the line) for every record.
+class Only(StrEnum):
+    """Which lines are wanted: answers, or records that failed or were not reached."""
 
-    `missing` gives the custom_id's token, a code and a message for a record without a result.
+    OK = "ok"
+    FAILED = "failed"
+
+
+Missing = Callable[[int], tuple[bytes | None, str, str]]
+
+
+def rows(
+    results: Results, records: int, missing: Missing | None, only: Only | None = None
+) -> Iterator[tuple[int, bytes]]:
+    """Yield (index, rest of the line) for every record, or `only` those wanted, in order.
+
+    `missing` gives the custom_id's token, a code and a message for a record without a result; None leaves those out.
     """
+    fill = missing if only is not Only.OK else None
     expected = 0
     for page in results.pages():
-        for index, tail in page:
-            for gap in range(expected, index):
-                yield gap, error_line(gap, *missing(gap)).tail
-            yield index, tail
+        for index, tail, failed in page:
+            if fill is not None:
+                yield from _gap(expected, index, fill)
+            if only is None or (only is Only.FAILED) == bool(failed):
+                yield index, tail
             expected = index + 1
-    for gap in range(expected, records):
-        yield gap, error_line(gap, *missing(gap)).tail
+    if fill is not None:
+        yield from _gap(expected, records, fill)
+
+
+def _gap(start: int, end: int, missing: Missing) -> Iterator[tuple[int, bytes]]:
+    for index in range(start, end):
+        yield index, error_line(index, *missing(index)).tail
 
 
 def write_aside(path: Path, job: str, lines: Iterator[tuple[int, bytes]], records: int) -> Written:
     """Write the results file to `path`, on disk when this returns; raise StorageFull when there is no room."""
     digest = hashlib.sha256()
-    prefix = b'{"id":"' + job.encode() + b'-%d",'
     count = 0  # Of lines written.
     # A new file, always: what is left from an earlier run may be the output itself, by a second link.
     path.unlink(missing_ok=True)
     try:
         with path.open("wb", buffering=_BUFFER) as file:
-            for index, tail in lines:
+            for line in whole_lines(job, lines):
                 count += 1
-                line = prefix % index + tail + b"\n"
                 digest.update(line)
                 file.write(line)
             file.flush()
@@ -86,6 +102,13 @@ def write_aside(path: Path, job: str, lines: Iterator[tuple[int, bytes]], record
         raise OperationError(f"cannot write {path}: {error.strerror}") from error
     assert count == records, f"{count} lines for {records} records"
     return Written(size, digest.hexdigest())
+
+
+def whole_lines(job: str, lines: Iterator[tuple[int, bytes]]) -> Iterator[bytes]:
+    """Yield the lines of a results file, each with its line end."""
+    prefix = b'{"id":"' + job.encode() + b'-%d",'
+    for index, tail in lines:
+        yield prefix % index + tail + b"\n"
 
 
 def put_in_place(aside: Path, output: Path, replace: bool) -> None:

@@ -11,7 +11,7 @@ from typing import Final
 from freight.control.continuation import Standing
 from freight.control.inputs import keep_stream
 from freight.control.output import is_ours
-from freight.control.service import RUNTIME_PREFIX
+from freight.control.sockets import RUNTIME_PREFIX
 from freight.core.job import State
 from freight.errors import OperationError, UserError, refusing
 from freight.launchers.base import Launcher

@@ -1,5 +1,6 @@
 """The life of a job, in one table. Everything that names a state or an event takes it from here."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
@@ -34,6 +35,7 @@ class Event(StrEnum):
     BLOCKED = "blocked"
     UNBLOCKED = "unblocked"
     STARTS_EXHAUSTED = "starts exhausted"
+    BROKE = "broke"
     CANCEL_ASKED = "cancel asked"
     WORKERS_GONE = "workers gone"
     TIME_RAN_OUT = "time ran out"
@@ -63,6 +65,8 @@ NEXT: Final[dict[tuple[State, Event], State]] = {
     **{(s, Event.BLOCKED): State.SUSPENDED for s in _UNFINISHED if s != State.SUSPENDED},
     (State.SUSPENDED, Event.UNBLOCKED): State.QUEUED,
     (State.SUSPENDED, Event.STARTS_EXHAUSTED): State.FAILED,
+    # Its own files cannot be read or written any more; other jobs go on.
+    **{(s, Event.BROKE): State.FAILED for s in _UNFINISHED},
     **{(s, Event.CANCEL_ASKED): State.CANCELLING for s in (*_UNFINISHED, State.CANCELLING)},
     (State.CANCELLING, Event.WORKERS_GONE): State.CANCELLED,
     **{(s, Event.TIME_RAN_OUT): State.TIMED_OUT for s in _UNFINISHED},
@@ -73,6 +77,20 @@ NEXT: Final[dict[tuple[State, Event], State]] = {
     (State.TIMED_OUT, Event.CONTINUED): State.QUEUED,
     **{(s, Event.RETRIED): State.QUEUED for s in (*sorted(FINAL), State.QUEUED)},
 }
+
+
+def running_s(events: Sequence[tuple[float, Event, State]], until: float) -> float:
+    """Return the seconds for which a job has run since it was last submitted, resumed or retried.
+
+    `events` are (time, event, the state it led to), in order; `until` is the time now, in the same seconds.
+    """
+    total = 0.0
+    for place, (at, event, state) in enumerate(events):
+        if event in (Event.ACCEPTED, Event.CONTINUED, Event.RETRIED):
+            total = 0.0
+        if state in (State.STARTING, State.RUNNING):
+            total += max(0.0, (events[place + 1][0] if place + 1 < len(events) else until) - at)
+    return total
 
 
 class IllegalTransition(Exception):

@@ -16,7 +16,8 @@ class JobView:
 
     `workers` is the number asked for, `live` those that it has. `troubles` are the places where its workers would not
     start. `left` is the number of records not done. `blocked` is why it cannot go on by itself ("" when it can),
-    `out_of_time` whether its time has run out. `launch` is equal for jobs that one server can serve as it is.
+    `out_of_time` whether its time has run out, `broken` why it can never go on. `launch` is equal for jobs that one
+    server can serve as it is.
     """
 
     id: str
@@ -29,6 +30,7 @@ class JobView:
     troubles: tuple["Trouble", ...] = ()
     blocked: str = ""
     out_of_time: bool = False
+    broken: str = ""
     name: str = ""
     launch: str = ""
 
@@ -190,6 +192,7 @@ Action = JobAction | StopWarm
 
 _WORKING: Final = frozenset({State.QUEUED, State.STARTING, State.RUNNING})
 _UNFINISHED: Final = _WORKING | {State.SUSPENDED}
+_BREAKABLE: Final = _UNFINISHED | {State.FINALIZING}
 
 
 def plan(snapshot: Snapshot, now: float) -> tuple[Action, ...]:
@@ -221,20 +224,26 @@ def plan(snapshot: Snapshot, now: float) -> tuple[Action, ...]:
 
 def _plan_state(job: JobView, snapshot: Snapshot) -> list[Action] | None:
     """Return what the job's own state asks for; None when it may have workers."""
-    if job.state == State.CANCELLING:
-        return _end(job, Cancelled(job.id))
-    if job.out_of_time and job.state in _UNFINISHED:
-        return _end(job, TimeOut(job.id))
+    ending = _ending(job)
+    if ending is not None:
+        return _end(job, ending)
     stuck = _stuck(job, snapshot)
     if job.state == State.SUSPENDED:
         return _plan_suspended(job, stuck)
-    if job.state not in _WORKING:
-        return []
-    if job.left == 0:
-        return _end(job, Finalize(job.id))
-    if job.blocked or stuck:
+    if job.state in _WORKING and (job.blocked or stuck):
         return [Suspend(job.id, job.blocked or stuck)]
-    return None
+    return None if job.state in _WORKING else []
+
+
+def _ending(job: JobView) -> Action | None:
+    """Return what ends the job, once none of its workers is left; None while it goes on."""
+    if job.state == State.CANCELLING:
+        return Cancelled(job.id)
+    if job.out_of_time and job.state in _UNFINISHED:
+        return TimeOut(job.id)
+    if job.broken and job.state in _BREAKABLE:
+        return Fail(job.id, job.broken)
+    return Finalize(job.id) if job.left == 0 and job.state in _WORKING else None
 
 
 def _stuck(job: JobView, snapshot: Snapshot) -> str:

@@ -61,6 +61,10 @@ class Engine(Protocol):
         """Return how many requests the server runs at once; None when nothing is known."""
         ...
 
+    def shape(self, spec: ModelSpec, endpoints: frozenset[int], concurrency: int) -> str:
+        """Return what of a job, beside its model, a server is started by: one server fits jobs of equal shape."""
+        ...
+
     def tokens_made(self, metrics: str) -> float | None:
         """Return a count that grows with every token made, from the server's metrics; None without one."""
         ...

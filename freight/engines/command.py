@@ -52,6 +52,10 @@ class CommandEngine:
         """Return None: nothing is known of the server."""
         return None
 
+    def shape(self, spec: ModelSpec, endpoints: frozenset[int], concurrency: int) -> str:
+        """Return nothing: the command line depends on the entry alone."""
+        return ""
+
     def tokens_made(self, metrics: str) -> float | None:
         """Return vLLM's count, if the server has one of that name."""
         return vllm_tokens(metrics)

@@ -35,6 +35,10 @@ class EndpointEngine:
         """Return None: only the server's owner knows."""
         return None
 
+    def shape(self, spec: ModelSpec, endpoints: frozenset[int], concurrency: int) -> str:
+        """Return nothing: its owner started it."""
+        return ""
+
     def tokens_made(self, metrics: str) -> float | None:
         """Return None: a server that Freight did not start is not restarted either."""
         return None

@@ -59,6 +59,11 @@ class LlamaCppEngine:
         """Return the number of slots that the server is started with."""
         return concurrency or DEFAULT_SLOTS
 
+    def shape(self, spec: ModelSpec, endpoints: frozenset[int], concurrency: int) -> str:
+        """Return the slots, and what the server is set up for."""
+        special = sorted(endpoints & {Endpoint.EMBEDDINGS, Endpoint.RERANK})
+        return f"{self.slots(spec, concurrency)} slots, endpoints {special}"
+
     def tokens_made(self, metrics: str) -> float | None:
         """Return the number of decoding steps, which grows during a request and not only at its end."""
         return metric(metrics, "llamacpp:n_decode_total")

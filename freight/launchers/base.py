@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from freight.core.device import Device, Holder
 
@@ -24,8 +24,12 @@ class RunningWorker(Protocol):
 
     pid: int
 
-    async def ended(self) -> int:
-        """Wait for the worker's own process to end and return its exit status."""
+    def identity(self) -> dict[str, Any]:
+        """Return what another control plane can adopt it by, as JSON."""
+        ...
+
+    async def ended(self) -> int | None:
+        """Wait for the worker's own process to end and return its exit status, None where that is not known."""
         ...
 
     async def clear(self) -> None:
@@ -49,11 +53,15 @@ class Launcher(Protocol):
         ...
 
     def release(self, device: Device) -> None:
-        """Let go of a device that was taken and on which no worker was started."""
+        """Let go of a device that was taken and on which no worker runs."""
         ...
 
     def start(self, place: WorkerPlace) -> RunningWorker:
         """Start a worker on a device that was taken; raise LauncherError when that fails."""
+        ...
+
+    def adopt(self, worker: str, identity: dict[str, Any]) -> RunningWorker | None:
+        """Return a worker that an earlier control plane started; None when it does not run any more."""
         ...
 
     def sweep(self, worker: str) -> None:

@@ -8,14 +8,16 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
+import msgspec
 import psutil
 
 from freight.core.device import Device, Holder
 from freight.errors import LauncherError, UserError
 from freight.launchers.base import WorkerPlace
 from freight.launchers.locks import lock_device
+from freight.store.processes import ProcessId, identify
 
 # Set in the environment of a worker and, by inheritance, of all that it starts.
 MARKER: Final = "FREIGHT_WORKER"
@@ -23,29 +25,38 @@ _CLEAR_POLL_S: Final = 0.02
 
 
 class LocalWorker:
-    """A worker process, the leader of a session of its own so that Ctrl-C does not reach it."""
+    """A worker process, the leader of a session of its own so that Ctrl-C does not reach it.
 
-    def __init__(self, worker: str, process: subprocess.Popen[bytes], lock: int | None) -> None:
-        self.pid = process.pid
+    `process` is None for one that another control plane started: its status goes to whoever adopted the process.
+    """
+
+    def __init__(self, worker: str, pid: int, process: subprocess.Popen[bytes] | None, lock: int | None) -> None:
+        self.pid = pid
         self._worker = worker
         self._process = process
         self._lock = lock
+        self._identity = identify(pid)
         self._exited = asyncio.Event()
-        fd = os.pidfd_open(process.pid)
+        fd = os.pidfd_open(pid)
         loop = asyncio.get_running_loop()
 
         def ended() -> None:
             loop.remove_reader(fd)
             os.close(fd)
-            process.wait()
+            if process is not None:
+                process.wait()
             self._exited.set()
 
         loop.add_reader(fd, ended)
 
-    async def ended(self) -> int:
-        """Wait for the worker's own process to end and return its exit status."""
+    def identity(self) -> dict[str, Any]:
+        """Return the identity of the process."""
+        return msgspec.to_builtins(self._identity)
+
+    async def ended(self) -> int | None:
+        """Wait for the worker's own process to end and return its exit status, None where that is not known."""
         await self._exited.wait()
-        return self._process.returncode
+        return None if self._process is None else self._process.returncode
 
     async def clear(self) -> None:
         """Kill whatever still carries the worker's marker until two sweeps find nothing; then let its device go."""
@@ -68,11 +79,12 @@ class LocalWorker:
 
 
 class LocalLauncher:
-    """The local machine. `devices` are those that a run may use."""
+    """The local machine. `devices` are those that a run may use. Workers `outlive` this process, or end with it."""
 
-    def __init__(self, devices: Sequence[Device], locks: Path) -> None:
+    def __init__(self, devices: Sequence[Device], locks: Path, outlive: bool = False) -> None:
         self._devices = devices
         self._locks = locks
+        self._outlive = outlive
         self._held: dict[str, int] = {}
 
     def devices(self) -> Sequence[Device]:
@@ -89,7 +101,9 @@ class LocalLauncher:
 
     def release(self, device: Device) -> None:
         """Let go of a device that was taken and on which no worker was started."""
-        os.close(self._held.pop(device.id))
+        lock = self._held.pop(device.id, None)
+        if lock is not None:
+            os.close(lock)
 
     def start(self, place: WorkerPlace) -> LocalWorker:
         """Start a worker process; raise LauncherError when the machine refuses."""
@@ -97,7 +111,7 @@ class LocalLauncher:
         argv = [
             sys.executable, "-m", "freight.worker",
             "--control", str(place.control), "--worker", place.worker, "--folder", str(place.folder),
-            "--log", str(place.log), "--parent", str(os.getpid()),
+            "--log", str(place.log), *(() if self._outlive else ("--parent", str(os.getpid()))),
             *(() if lock is None else ("--keep-open", str(lock))),
         ]  # fmt: skip
         log = -1
@@ -119,7 +133,19 @@ class LocalLauncher:
         finally:
             if log >= 0:
                 os.close(log)
-        return LocalWorker(place.worker, process, lock)
+        return LocalWorker(place.worker, process.pid, process, lock)
+
+    def adopt(self, worker: str, identity: dict[str, Any]) -> LocalWorker | None:
+        """Return a worker that an earlier control plane started; None when it does not run any more."""
+        process = msgspec.convert(identity, ProcessId)
+        if not process.is_running():
+            return None
+        try:
+            adopted = LocalWorker(worker, process.pid, None, None)
+        except ProcessLookupError:
+            return None
+        # Looked at again: the pid may have become another process's before it was held.
+        return adopted if process.is_running() else None
 
     def sweep(self, worker: str) -> None:
         """End what is left of a worker that an earlier control plane started."""

@@ -17,7 +17,7 @@ from freight.control.dispatcher import Dispatcher
 from freight.control.inputs import InputFile
 from freight.control.intake import Index, Limits, scan
 from freight.control.jobrun import EngineLimits, JobOptions, JobRun
-from freight.control.service import ControlPlane
+from freight.control.plane import ControlPlane, Policy
 from freight.core.answer import MAX_DEATHS, Answer, Line, answer_line
 from freight.core.job import Event, State
 from freight.core.messages import PROTOCOL, Death, Order, Orders, Phase, Report, Returned
@@ -57,6 +57,7 @@ class Parts:
     def report(self, worker: str, **fields: Any) -> Report:
         """Return the next report of a worker."""
         self.numbers[worker] = number = self.numbers.get(worker, 0) + 1
+        fields.setdefault("job", "job" if number > 1 else "")
         return Report(PROTOCOL, worker, number, fields.pop("phase", Phase.READY), **fields)
 
     async def accept(self, worker: str, **fields: Any) -> None:
@@ -143,7 +144,7 @@ def test_left_is_what_is_not_done_and_never_negative_whoever_brings_what_twice(p
 def test_records_of_a_death_that_nobody_is_charged_for_come_last(parts: Parts) -> None:
     async def scenario() -> None:
         assert await parts.lease("a", 3) == [0, 1, 2]
-        await parts.accept("a", deaths=[Death("out of memory", charged=False, in_flight=[0, 1])])
+        await parts.accept("a", deaths=[Death(1, "out of memory", charged=False, in_flight=[0, 1])])
         assert parts.results.suspects() == {}
         parts.dispatcher.lost("a")
         # What was only lost with the worker comes first, then the file, and at the end what was with the dead server.
@@ -156,17 +157,17 @@ def test_records_of_a_death_that_nobody_is_charged_for_come_last(parts: Parts) -
 def test_records_that_took_a_server_down_thrice_fail_and_no_other_does(parts: Parts) -> None:
     async def scenario() -> None:
         await parts.lease("a", COUNT)
-        await parts.accept("a", deaths=[Death("it died", charged=True, in_flight=[3, 4, 5])])
+        await parts.accept("a", deaths=[Death(2, "it died", charged=True, in_flight=[3, 4, 5])])
         parts.dispatcher.lost("a")
         assert await parts.lease("b", COUNT) == [3, 4, 5]
         assert await parts.lease("b", COUNT) == []
         await parts.accept("b", done=done(4, 5))
         for _ in range(2, MAX_DEATHS):
-            await parts.accept("b", deaths=[Death("it died", charged=True, in_flight=[3])])
+            await parts.accept("b", deaths=[Death(3, "it died", charged=True, in_flight=[3])])
             parts.dispatcher.lost("b")
             assert await parts.lease("b", COUNT) == [3]
         assert parts.dispatcher.left == COUNT - 2
-        await parts.accept("b", deaths=[Death("it died", charged=True, in_flight=[3])])
+        await parts.accept("b", deaths=[Death(4, "it died", charged=True, in_flight=[3])])
         assert parts.dispatcher.left == COUNT - 3
         assert parts.dispatcher.totals.failed == 1
         assert parts.results.suspects() == {}
@@ -203,7 +204,7 @@ class Hand:
         async def clear() -> None:
             """Nothing is left of it."""
 
-        return SimpleNamespace(pid=1, ended=ended, clear=clear, kill=end.set)
+        return SimpleNamespace(pid=1, identity=dict, ended=ended, clear=clear, kill=end.set)
 
     async def say(self, report: Report) -> Orders:
         """Send a report and return the orders."""
@@ -233,7 +234,14 @@ def test_worker_that_is_lost_while_its_report_is_written_gets_no_leases_any_more
         lock = FolderLock(tmp_path)
         lock.take("the folder")
         (tmp_path / "sockets").mkdir()
-        plane = ControlPlane(parts.catalog, hand, lock, parts.writer, hand.listen, tmp_path / "sockets")  # type: ignore[arg-type]
+
+        def places(_: JobRun, worker: str) -> tuple[Path, Path]:
+            return tmp_path / "sockets" / worker, tmp_path / f"{worker}.log"
+
+        plane = ControlPlane(
+            parts.catalog, hand, lock, parts.writer, hand.listen, tmp_path / "sockets" / "control.sock", places,  # type: ignore[arg-type]
+            Policy(),
+        )  # fmt: skip
         job = job_of(parts, tmp_path)
         run = asyncio.create_task(plane.run(job, lambda progress: None))
         first = await hand.next_worker(1)

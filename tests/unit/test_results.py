@@ -38,7 +38,7 @@ def failed(index: int, code: str = "request_timeout", message: str = "slow") -> 
 
 
 def tails(results: Results) -> dict[int, bytes]:
-    return {index: tail for page in results.pages() for index, tail in page}
+    return {index: tail for page in results.pages() for index, tail, _ in page}
 
 
 def test_a_result_is_on_disk_once_put_returns(path: Path) -> None:
@@ -122,7 +122,7 @@ def test_pages_come_in_index_order_and_whole(results: Results, count: int) -> No
 
     pages = list(results.pages())
 
-    listed = [index for page in pages for index, _ in page]
+    listed = [index for page in pages for index, _, _ in page]
     assert listed == sorted(set(indices))
     assert all(page and len(page) <= PAGE_ROWS for page in pages)
 
@@ -143,7 +143,7 @@ def test_results_that_arrive_while_pages_are_read_do_not_disturb_them(results: R
 
     results.put([answered(PAGE_ROWS), answered(0, "late")], epoch=0)
 
-    assert [index for index, _ in first] == list(range(PAGE_ROWS))
+    assert [index for index, _, _ in first] == list(range(PAGE_ROWS))
     assert [page[0][0] for page in pages] == [PAGE_ROWS]
 
 
@@ -186,20 +186,20 @@ def test_whatever_came_back_from_an_engine_counts_as_an_answer(results: Results)
 
 def test_suspects_and_their_deaths_outlive_the_process(path: Path) -> None:
     results = Results(path, Locking.LOCAL)
-    assert results.accuse([7, 3]) == {3: 1, 7: 1}
-    assert results.accuse([7]) == {7: 2}
+    assert results.accuse([7, 3], "w", 1) == {3: 1, 7: 1}
+    assert results.accuse([7], "w", 2) == {7: 2}
     del results
 
     again = Results(path, Locking.LOCAL)
     assert again.suspects() == {3: 1, 7: 2}
-    assert again.accuse([7]) == {7: 3}
-    assert again.accuse([7]) == {7: 3}
+    assert again.accuse([7], "w", 3) == {7: 3}
+    assert again.accuse([7], "x", 1) == {7: 3}
     again.close()
 
 
 def test_a_result_clears_its_record_of_suspicion_also_after_a_restart(path: Path) -> None:
     results = Results(path, Locking.LOCAL)
-    results.accuse([1, 2])
+    results.accuse([1, 2], "w", 1)
     results.close()
 
     again = Results(path, Locking.LOCAL)

@@ -1,0 +1,85 @@
+"""`freight batch list` and `freight ps`: jobs and workers in tables."""
+
+from typing import Final
+
+import click
+
+from freight.cli.parameters import json_option, service_options
+from freight.cli.service import Service
+from freight.cli.tables import age, print_json, print_table
+from freight.core.job import State
+from freight.core.view import JobSummary, WorkerStatus
+from freight.errors import UserError
+
+ACTIVE: Final = "active"
+
+
+@click.command("list")
+@click.option(
+    "--status",
+    type=click.Choice([*(state.value for state in State), ACTIVE], case_sensitive=False),
+    metavar="S",
+    help=f"Only jobs in this state ({', '.join(State)}), or all that have not ended ({ACTIVE}).",
+)
+@json_option
+@click.option("-q", "--quiet", is_flag=True, help="Print names alone.")
+@service_options(starts=True)
+def list_jobs(status: str | None, as_json: bool, quiet: bool, service: Service) -> None:
+    """List the jobs, the newest first."""
+    if as_json and quiet:
+        raise UserError("--json and --quiet do not go together", "leave one out")
+    with service.connect() as client:
+        jobs = list(client.jobs(status))
+    if as_json:
+        print_json(jobs)
+    elif quiet:
+        for job in jobs:
+            click.echo(job.name)
+    elif jobs:
+        headings = ("NAME", "STATE", "MODEL", "PROGRESS", "FAILED", "AGE", "REASON")
+        rows = [
+            (job.name, job.state, job.model, _progress(job), str(job.failed), age(job.created_at), job.reason)
+            for job in jobs
+        ]
+        print_table(headings, rows, shrinks=("MODEL", "REASON"))
+    else:
+        click.echo("no jobs" if status is None else f"no jobs in state {status}", err=True)
+
+
+@click.command()
+@click.option("-a", "--all", "show_all", is_flag=True, help="Show jobs that have ended, too.")
+@json_option
+@service_options()
+def ps(show_all: bool, as_json: bool, service: Service) -> None:
+    """Show the jobs that have not ended, why they wait, and the workers that keep a model warm.
+
+    Exit status: 5 when no service runs.
+    """
+    with service.connect() as client:
+        jobs = list(client.jobs(None if show_all else ACTIVE))
+        workers = client.workers()
+    if as_json:
+        print_json({"jobs": jobs, "workers": workers})
+        return
+    if jobs:
+        headings = ("NAME", "STATE", "MODEL", "PROGRESS", "WORKERS", "AGE", "REASON")
+        rows = [
+            (job.name, job.state, job.model, _progress(job), _workers(job, workers), age(job.created_at), job.reason)
+            for job in jobs
+        ]
+        print_table(headings, rows, shrinks=("MODEL", "REASON"))
+    else:
+        click.echo("no jobs" if show_all else "no jobs that have not ended", err=True)
+    warm = [worker for worker in workers if worker.job is None]
+    if warm:
+        click.echo()
+        rows = [(w.model, w.place, w.phase, age(w.started_at), w.note) for w in warm]
+        print_table(("WARM MODEL", "PLACE", "PHASE", "AGE", "NOTE"), rows, shrinks=("WARM MODEL", "NOTE"))
+
+
+def _progress(job: JobSummary) -> str:
+    return f"{job.done}/{'?' if job.records is None else job.records}"
+
+
+def _workers(job: JobSummary, workers: list[WorkerStatus]) -> str:
+    return str(sum(worker.job in (job.id, job.name) for worker in workers))

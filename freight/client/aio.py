@@ -1,0 +1,235 @@
+"""The client for asyncio."""
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import suppress
+from types import TracebackType
+from typing import Final, Self, TypeVar, Unpack
+
+import httpx
+
+from freight.client import calls
+from freight.client.address import Reach, find_service
+from freight.client.calls import Call, ConnectionLost, JobOptions
+from freight.client.outgoing import Input, Source, outgoing, pieces, size_of
+from freight.client.saving import Saving
+from freight.client.streams import AsyncResultStream, AsyncStream
+from freight.client.transport import limits, settings, speaking, tls, unreachable
+from freight.core.job import FINAL
+from freight.core.view import JobRequest, JobStatus, JobSummary, ServerInfo, Submitted, Upload, WorkerStatus
+from freight.errors import FreightError, NoServer
+
+T = TypeVar("T")
+TIMEOUT_S: Final = 120.0
+
+
+class AsyncClient:
+    """A connection to a Freight service, for asyncio. The methods are those of `Client`, which says more of each.
+
+    async with AsyncClient() as client:
+        job = (await client.submit("requests.jsonl", model="small")).job
+        await client.wait(job.name)
+        async for line in await client.results(job.name):
+            ...
+    """
+
+    def __init__(self, server: str | None = None, token: str | None = None, *, timeout_s: float = TIMEOUT_S) -> None:
+        self._address = find_service(server, token)
+        self._timeout_s = timeout_s
+        self._reach: Reach | None = None
+        self._http: httpx.AsyncClient | None = None
+
+    @property
+    def server(self) -> str:
+        """Where the service is: its URL, or the path of its socket."""
+        return self._address.shown
+
+    async def version(self) -> ServerInfo:
+        """Return the version, process and data folder of the service."""
+        return await self._ask(calls.version())
+
+    async def submit(
+        self, file: Input, *, idempotency_key: str | None = None, **options: Unpack[JobOptions]
+    ) -> Submitted:
+        """Send an input and make a job of it; return the job, once its whole input is checked."""
+        with outgoing(file) as sent:
+            upload = await self.upload(sent.source, sent.size)
+        return await self.create(calls.job_request(upload.id, sent.shown, options), idempotency_key=idempotency_key)
+
+    async def upload(self, source: Source, size: int | None = None) -> Upload:
+        """Send the bytes of an input, which a job can be made of within a day."""
+        size = size_of(source) if size is None else size
+        return await self._ask(calls.upload(size), _in_threads(pieces(source, size)))
+
+    async def create(self, request: JobRequest, *, idempotency_key: str | None = None) -> Submitted:
+        """Make a job of an upload; return it once the whole input is checked."""
+        try:
+            submitted = await self._ask(calls.create(request, idempotency_key))
+        except (NoServer, ConnectionLost):
+            raise  # The job may have been made all the same.
+        except FreightError:
+            await self._drop_upload(request.upload)
+            raise
+        if not submitted.is_new:
+            await self._drop_upload(request.upload)
+        return submitted
+
+    async def _drop_upload(self, upload: str) -> None:
+        with suppress(FreightError):
+            await self._ask(calls.delete_upload(upload))
+
+    async def job(self, name: str) -> JobStatus:
+        """Return all about one job."""
+        return await self._ask(calls.job(name))
+
+    async def jobs(self, state: str | None = None) -> AsyncIterator[JobSummary]:
+        """Yield the jobs, the newest first; with `state` those in it, or with "active" those that are not final."""
+        after: str | None = None
+        while True:
+            page = await self._ask(calls.jobs(state, calls.PAGE_JOBS, after))
+            for job in page.jobs:
+                yield job
+            after = page.next
+            if after is None:
+                return
+
+    async def wait(
+        self,
+        name: str,
+        timeout: float | None = None,  # noqa: ASYNC109 - As in Client; and its error says how the job stands.
+        on_status: Callable[[JobStatus], None] | None = None,
+    ) -> JobStatus:
+        """Return the job once it is in a final state; raise TimeoutError after `timeout` seconds."""
+        loop = asyncio.get_running_loop()
+        until = None if timeout is None else loop.time() + timeout
+        pauses = calls.pauses()
+        status = await self.job(name)
+        while True:
+            if on_status is not None:
+                on_status(status)
+            if status.state in FINAL:
+                return status
+            pause = next(pauses)
+            if until is not None and timeout is not None:
+                left = until - loop.time()
+                if left <= 0:
+                    raise calls.waited_too_long(status, timeout)
+                pause = min(pause, left)
+            await asyncio.sleep(pause)
+            status = await self.job(status.id)  # The name may have gone to another job by now.
+
+    async def results(self, name: str, only: str | None = None, partial: bool = False) -> AsyncResultStream:
+        """Return a job's results as a stream of lines, one for each record, in the order sent."""
+        response = await self._stream(calls.results(name, only, partial))
+        return AsyncResultStream(response, self._address)
+
+    async def save_results(
+        self,
+        name: str,
+        path: str | os.PathLike[str],
+        only: str | None = None,
+        partial: bool = False,
+        force: bool = False,
+    ) -> int:
+        """Write a job's results to a file, which appears whole or not at all; return for how many records."""
+        with Saving(path, force) as saving:
+            async with await self.results(name, only, partial) as stream:
+                async for chunk in stream.chunks():
+                    await asyncio.to_thread(saving.write, chunk)
+        return stream.done
+
+    async def cancel(self, name: str) -> JobStatus:
+        """Stop a job, keeping its results; it is CANCELLING until its workers are gone."""
+        return await self._ask(calls.change(name, "cancel"))
+
+    async def resume(self, name: str) -> JobStatus:
+        """Go on with a cancelled, failed or timed-out job: only its unfinished records run."""
+        return await self._ask(calls.change(name, "resume"))
+
+    async def retry(self, name: str) -> JobStatus:
+        """Run those records of a finished job again that ended in an error."""
+        return await self._ask(calls.change(name, "retry"))
+
+    async def delete(self, name: str) -> None:
+        """Delete a finished job, its input and its results."""
+        await self._ask(calls.delete(name))
+
+    async def logs(
+        self, name: str, worker: int | None = None, tail: int | None = None, follow: bool = False
+    ) -> AsyncStream:
+        """Return what the model server of one of a job's workers wrote, as a stream of bytes."""
+        return AsyncStream(await self._stream(calls.logs(name, worker, tail, follow)), self._address)
+
+    async def workers(self) -> list[WorkerStatus]:
+        """Return the workers there are now, those of jobs and those that keep a model warm."""
+        return (await self._ask(calls.workers())).workers
+
+    async def stop(self) -> ServerInfo:
+        """Ask the service to end, which it does a little later; unfinished jobs go on at its next start."""
+        return await self._ask(calls.stop())
+
+    async def close(self) -> None:
+        """Close the connection. The next call opens another."""
+        http, self._http = self._http, None
+        reach, self._reach = self._reach, None
+        if http is not None:
+            await http.aclose()
+        if reach is not None:
+            reach.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    def _connected(self) -> httpx.AsyncClient:
+        if self._http is None:
+            socket = self._address.socket
+            try:
+                self._reach = Reach(socket) if socket else None
+            except OSError as error:
+                raise unreachable(self._address, error) from error
+            path = self._reach.path if self._reach else None
+            transport = httpx.AsyncHTTPTransport(verify=tls(self._address), trust_env=False, uds=path)
+            self._http = httpx.AsyncClient(transport=transport, **settings(self._address, self._timeout_s))
+        return self._http
+
+    async def _send(self, call: Call[T], content: AsyncIterator[bytes] | None, stream: bool) -> httpx.Response:
+        http = self._connected()
+        request = http.build_request(
+            call.method,
+            call.path,
+            params=dict(call.params) or None,
+            headers=dict(call.headers),
+            content=call.body if content is None else content,
+            timeout=limits(None if call.is_slow else self._timeout_s),
+        )
+        try:
+            with speaking(self._address):
+                return await http.send(request, stream=stream)
+        except NoServer:
+            await self.close()  # The next try finds a service that was started in another place of the same name.
+            raise
+
+    async def _ask(self, call: Call[T], content: AsyncIterator[bytes] | None = None) -> T:
+        response = await self._send(call, content, False)
+        return calls.read(call, response.status_code, response.content, self._address)
+
+    async def _stream(self, call: Call[None]) -> httpx.Response:
+        response = await self._send(call, None, True)
+        if response.status_code >= 300:
+            with speaking(self._address):
+                body = await response.aread()
+            await response.aclose()
+            raise calls.problem(response.status_code, body, self._address)
+        return response
+
+
+async def _in_threads(chunks: Iterator[bytes]) -> AsyncIterator[bytes]:
+    """Yield the pieces without standing in the loop's way while they are read."""
+    while (chunk := await asyncio.to_thread(next, chunks, None)) is not None:
+        yield chunk

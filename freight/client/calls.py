@@ -1,0 +1,238 @@
+"""What can be asked of a service, each call written once for both clients, and how its answers are read."""
+
+import os
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final, Generic, TypedDict, TypeVar, cast
+from urllib.parse import quote
+
+import msgspec
+
+from freight.client.address import Address
+from freight.core.view import (
+    IDEMPOTENCY_HEADER,
+    ErrorReply,
+    JobPage,
+    JobRequest,
+    JobStatus,
+    ServerInfo,
+    Submitted,
+    Upload,
+    WorkerList,
+)
+from freight.errors import (
+    Conflict,
+    FreightError,
+    NoServer,
+    NoSuchJob,
+    NotAllowed,
+    OperationError,
+    UserError,
+    WrongState,
+)
+
+T = TypeVar("T")
+NAME_RULE: Final = "letters, digits, '_', '.' and '-', 64 at most, the first a letter or digit"
+PAGE_JOBS: Final = 100
+_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
+_JSON: Final = {"Content-Type": "application/json"}
+_ERRORS: Final[dict[str, type[FreightError]]] = {
+    kind.code: kind for kind in (UserError, Conflict, NoSuchJob, NotAllowed, NoServer, OperationError, WrongState)
+}
+_SHOWN_BYTES: Final = 200
+
+
+class ConnectionLost(OperationError):
+    """The service went away in the middle of an answer."""
+
+
+class JobOptions(TypedDict, total=False):
+    """How a job is to be run; see `freight.core.view.JobRequest`. Times in seconds."""
+
+    model: str | None
+    name: str | None
+    workers: int
+    gpus: int
+    pool: str
+    timeout_s: float
+    record_timeout_s: float
+    concurrency: int
+    strict: bool
+    ignore_record_model: bool
+    priority: int
+    output: str | os.PathLike[str] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Call(Generic[T]):
+    """One request, and the type of what answers it (None for nothing).
+
+    `is_slow`: the answer may take any time, so that it is waited for without a limit.
+    """
+
+    method: str
+    path: str
+    reply: type[T] | None = None
+    params: Mapping[str, str] = field(default_factory=dict[str, str])
+    headers: Mapping[str, str] = field(default_factory=dict[str, str])
+    body: bytes | None = None
+    is_slow: bool = False
+
+
+def version() -> Call[ServerInfo]:
+    """Ask who answers."""
+    return Call("GET", "/api/version", ServerInfo)
+
+
+def stop() -> Call[ServerInfo]:
+    """Ask the service to end."""
+    return Call("POST", "/api/stop", ServerInfo)
+
+
+def upload(size: int | None) -> Call[Upload]:
+    """Send an input; the body is the caller's."""
+    headers = {"Content-Type": "application/octet-stream"}
+    if size is not None:
+        headers["Content-Length"] = str(size)
+    return Call("POST", "/api/uploads", Upload, headers=headers, is_slow=True)
+
+
+def delete_upload(upload_id: str) -> Call[None]:
+    """Throw an input away that no job uses."""
+    return Call("DELETE", f"/api/uploads/{quote(upload_id, safe='')}")
+
+
+def create(request: JobRequest, idempotency_key: str | None) -> Call[Submitted]:
+    """Make a job of an upload; answered once the whole input is checked."""
+    headers = dict(_JSON)
+    if idempotency_key is not None:
+        if not re.fullmatch(r"[!-~]{1,255}", idempotency_key):
+            raise UserError(
+                f"the idempotency key {idempotency_key!r} cannot be sent",
+                "use 1 to 255 letters, digits and signs of ASCII, without spaces",
+            )
+        headers[IDEMPOTENCY_HEADER] = idempotency_key
+    return Call("POST", "/api/jobs", Submitted, headers=headers, body=msgspec.json.encode(request), is_slow=True)
+
+
+def jobs(state: str | None, limit: int, after: str | None) -> Call[JobPage]:
+    """Ask for a page of jobs, the newest first."""
+    params = {"state": state, "limit": str(limit), "after": after}
+    return Call("GET", "/api/jobs", JobPage, {key: value for key, value in params.items() if value is not None})
+
+
+def job(name: str) -> Call[JobStatus]:
+    """Ask all about one job."""
+    return Call("GET", _job(name), JobStatus)
+
+
+def change(name: str, verb: str) -> Call[JobStatus]:
+    """Ask to cancel, resume or retry a job."""
+    return Call("POST", f"{_job(name)}/{verb}", JobStatus)
+
+
+def delete(name: str) -> Call[None]:
+    """Ask to delete a job."""
+    return Call("DELETE", _job(name), is_slow=True)
+
+
+def results(name: str, only: str | None, partial: bool) -> Call[None]:
+    """Ask for a job's results, a stream."""
+    params = {"only": only} if only else {}
+    return Call("GET", f"{_job(name)}/results", params=params | ({"partial": "true"} if partial else {}))
+
+
+def logs(name: str, worker: int | None, tail: int | None, follow: bool) -> Call[None]:
+    """Ask for a worker's own output, a stream."""
+    params = {"worker": worker, "tail": tail, "follow": "true" if follow else None}
+    shown = {key: str(value) for key, value in params.items() if value is not None}
+    return Call("GET", f"{_job(name)}/logs", params=shown, is_slow=True)
+
+
+def workers() -> Call[WorkerList]:
+    """Ask for the workers there are."""
+    return Call("GET", "/api/workers", WorkerList)
+
+
+def is_name(text: str) -> bool:
+    """Return whether a job may be called so."""
+    return bool(_NAME.fullmatch(text))
+
+
+def _job(name: str) -> str:
+    # Ids and their prefixes obey the rule too. Anything else might even lead to another place.
+    if not is_name(name):
+        raise NoSuchJob(f"there is no job {name!r}: that can be no job's name", "freight batch list names them")
+    return f"/api/jobs/{quote(name, safe='')}"
+
+
+def job_request(upload_id: str, shown: str, options: JobOptions) -> JobRequest:
+    """Return the job to make of an upload, its paths made absolute."""
+    given = dict(options)
+    given["model"], typed = _absolute_model(options.get("model"))
+    output = options.get("output")
+    given["output"] = str(Path(output).expanduser().absolute()) if output is not None else None
+    return JobRequest(upload=upload_id, file=shown, typed=typed, **cast(Any, given))
+
+
+def _absolute_model(model: str | None) -> tuple[str | None, str | None]:
+    """Return the model, and the user's word for it when it is a path: that must mean the same to the service."""
+    if not model or "://" in model:
+        return model, None
+    try:
+        path = Path(model).expanduser()
+        return (str(path.absolute()), model) if path.exists() else (model, None)
+    except (OSError, RuntimeError, ValueError):
+        return model, None
+
+
+def read(call: Call[T], status: int, body: bytes, address: Address) -> T:
+    """Return what answers a call; raise the error that the service tells of."""
+    if status >= 300:
+        raise problem(status, body, address)
+    if call.reply is None:
+        return cast(T, None)
+    try:
+        return msgspec.json.decode(body, type=call.reply)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise _no_freight(address, f"{status} and {_start(body)}") from error
+
+
+def problem(status: int, body: bytes, address: Address) -> FreightError:
+    """Return the error that an answer tells of."""
+    try:
+        error = msgspec.json.decode(body, type=ErrorReply).error
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        if status in (401, 403):
+            return NotAllowed(
+                f"the service at {address.shown} says {status}", "give a token that it knows in FREIGHT_TOKEN"
+            )
+        return _no_freight(address, f"{status} and {_start(body)}")
+    kind = NotAllowed if status in (401, 403) else _ERRORS.get(error.code, OperationError)
+    return kind(error.message, error.hint)
+
+
+def _no_freight(address: Address, what: str) -> OperationError:
+    return OperationError(
+        f"{address.shown} does not answer as a Freight service of this version does: it sent {what}",
+        "is it one? `freight --version` must be the same there and here",
+    )
+
+
+def _start(body: bytes) -> str:
+    return repr(body[:_SHOWN_BYTES].decode(errors="replace")) if body else "nothing"
+
+
+def pauses() -> Iterator[float]:
+    """Yield the seconds to wait between looks at a job: short at first, for jobs that are."""
+    pause = 0.1
+    while True:
+        yield pause
+        pause = min(1.0, pause * 1.25)
+
+
+def waited_too_long(status: JobStatus, timeout: float) -> TimeoutError:
+    """Return the error of a wait that ran out; the job goes on."""
+    return TimeoutError(f"job {status.name} is {status.state} after {timeout:g} s ({status.done} records done)")

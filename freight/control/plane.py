@@ -1,0 +1,281 @@
+"""The control plane: it owns a data folder, hears its workers, and does what the planner decides."""
+
+import asyncio
+import logging
+import time
+import uuid
+from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Protocol
+
+import msgspec
+
+from freight.control.apply import Apply, MakePlaces
+from freight.control.jobrun import JobRun
+from freight.control.roster import Roster
+from freight.control.workerrun import WorkerRun
+from freight.core.job import FINAL, Event, State
+from freight.core.messages import PROTOCOL, Order, Orders, Phase, Report
+from freight.core.plan import DeviceView, Snapshot, StopWarm, plan
+from freight.core.progress import Progress
+from freight.errors import FreightError, OperationError
+from freight.launchers.base import Launcher
+from freight.store.catalog import Catalog
+from freight.store.folder import FolderLock
+
+log = logging.getLogger("freight.plane")
+
+_TICK_S: Final = 0.25
+# An adopted worker that has not reported by then is ended: nobody else may have its records before.
+ATTACH_S: Final = 30.0
+
+
+class Listener(Protocol):
+    """What hears the workers."""
+
+    async def start(self) -> None:
+        """Begin to listen."""
+        ...
+
+    async def stop(self) -> None:
+        """Stop listening, with all answers sent."""
+        ...
+
+
+# Makes a listener on a Unix socket, given what answers a worker's report with its orders, both encoded.
+Listen = Callable[[Path, Callable[[bytes], Awaitable[bytes]]], Listener]
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """How a control plane treats its jobs. A worker that serves none stays for `keep_warm_s`.
+
+    `ended` is awaited with each job that came to a final state. `shared`: there are several jobs, and what breaks one
+    of them ends that one alone.
+    """
+
+    keep_warm_s: float = 0.0
+    shared: bool = False
+    ended: Callable[[JobRun], Awaitable[None]] | None = None
+
+
+class ControlPlane:
+    """One control plane on one data folder. `control` is the Unix socket on which it hears its workers.
+
+    `writer` is the one thread that writes to the databases.
+    """
+
+    def __init__(
+        self,
+        catalog: Catalog,
+        launcher: Launcher,
+        lock: FolderLock,
+        writer: ThreadPoolExecutor,
+        listen: Listen,
+        control: Path,
+        make_places: MakePlaces,
+        policy: Policy,
+    ) -> None:
+        self.id = uuid.uuid4().hex[:12]
+        self.roster = Roster()
+        self._launcher = launcher
+        self._lock = lock
+        self._policy = policy
+        self._listener = listen(control, self._exchange)
+        self._changed = asyncio.Event()
+        # Held while a job's state is looked at and changed.
+        self.deciding = asyncio.Lock()
+        self._stopping = False
+        self._failure: BaseException | None = None
+        self.apply = Apply(
+            catalog, launcher, control, writer, self._changed, self.roster, make_places,
+            policy.keep_warm_s, policy.shared,
+        )  # fmt: skip
+
+    async def start(self) -> None:
+        """Begin to listen to workers."""
+        await self._listener.start()
+
+    async def run(self, job: JobRun, show: Callable[[Progress], None]) -> None:
+        """Run one job to its end; `show` is called with how it stands, several times a second.
+
+        Returns with the job in a final state, or QUEUED after `stop`. Raises what made it impossible to go on,
+        with all workers gone and the job QUEUED.
+        """
+        self.roster.open[job.row.id] = job
+        try:
+            while job.row.state not in FINAL and not self._stopping:
+                now = time.monotonic()
+                await self._step(now)
+                show(job.progress(now))
+                if job.row.state not in FINAL:
+                    await self._pause()
+        finally:
+            await self._wind_up()
+        show(job.progress(time.monotonic()))
+
+    async def serve(self) -> None:
+        """Run jobs as they come until `stop`; raise what made it impossible to go on, with all workers gone."""
+        try:
+            while not self._stopping:
+                await self._step(time.monotonic())
+                await self._pause()
+        finally:
+            await self._wind_up()
+
+    async def _pause(self) -> None:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_TICK_S):
+                await self._changed.wait()
+        self._changed.clear()
+
+    async def _wind_up(self) -> None:
+        self.stop()
+        await self.apply.end_workers()
+        for job in list(self.roster.open.values()):
+            if job.row.state not in FINAL:
+                await self.apply.happened(job, Event.CONTROL_STOPPED)
+
+    def changed(self) -> None:
+        """Look at the jobs again soon."""
+        self._changed.set()
+
+    def stop(self) -> None:
+        """End: workers hand in what they have finished and go; jobs are QUEUED again."""
+        self._stopping = True
+        for job in self.roster.open.values():
+            job.dispatcher.give_up()
+        self._changed.set()
+
+    def kill(self) -> None:
+        """End all processes at once."""
+        for worker in self.roster.workers.values():
+            worker.process.kill()
+
+    async def close(self) -> None:
+        """Stop listening. All workers must have ended."""
+        await self._listener.stop()
+
+    async def _step(self, now: float) -> None:
+        self._check_going(now)
+        async with self.deciding:
+            for job in list(self.roster.open.values()):
+                job.tick(now)
+                await self.apply.follow(job)
+            for action in plan(self._snapshot(now), now):
+                if isinstance(action, StopWarm):
+                    self.apply.stop_worker(self.roster.workers[action.worker])
+                else:
+                    await self.apply.do(action)
+            for job in list(self.roster.open.values()):
+                if job.row.state in FINAL and self._policy.ended is not None:
+                    del self.roster.open[job.row.id]
+                    await self._policy.ended(job)
+                    self._changed.set()
+
+    def _check_going(self, now: float) -> None:
+        """Raise what makes it impossible to go on, and end adopted workers that stay silent."""
+        failure = self._failure or self.apply.failure
+        if not self._policy.shared:
+            failure = failure or next((job.failure for job in self.roster.open.values() if job.failure), None)
+        if failure is not None:
+            raise failure
+        if self._lock.is_gone():
+            raise OperationError("the state folder was removed during the run; its answers went with it")
+        if self._lock.is_lost:
+            raise OperationError("another run took the state folder over: this one was not seen to live for a while")
+        for worker in self.roster.workers.values():
+            if not worker.attached and now - worker.since > ATTACH_S:
+                self.apply.stop_worker(worker, grace_s=0.0)
+
+    def _snapshot(self, now: float) -> Snapshot:
+        devices = [DeviceView(device.id, self.apply.stranger(device.id, now)) for device in self._launcher.devices()]
+        return Snapshot(
+            tuple(job.view() for job in self.roster.in_turn()),
+            tuple(devices),
+            tuple(worker.warm_view() for worker in self.roster.warm()),
+            self._policy.keep_warm_s,
+        )
+
+    async def _exchange(self, encoded: bytes) -> bytes:
+        """Take a worker's report and return its orders, both as MessagePack."""
+        worker = None
+        try:
+            report = msgspec.msgpack.decode(encoded, type=Report)
+            worker = self.roster.workers.get(report.worker)
+            if report.protocol != PROTOCOL or worker is None:
+                return self._encoded(Orders(PROTOCOL, Order.STOP))
+            async with worker.exchanging:
+                if report.plane not in ("", self.id):
+                    return self._encoded(Orders(PROTOCOL, Order.ATTACH))
+                if report.number > worker.last_number:
+                    orders = await self._orders(worker, report)
+                    worker.last_number, worker.last_orders = report.number, self._encoded(orders)
+                return worker.last_orders
+        except Exception as error:
+            # For the loop to raise: an error's message for the user, or a bug, which must not look like a worker's.
+            self._fail(worker, error)
+            return self._encoded(Orders(PROTOCOL, Order.STOP))
+
+    def _encoded(self, orders: Orders) -> bytes:
+        return msgspec.msgpack.encode(msgspec.structs.replace(orders, plane=self.id))
+
+    def _fail(self, worker: WorkerRun | None, error: Exception) -> None:
+        if not isinstance(error, FreightError):
+            log.error("an exchange failed", exc_info=error)
+        if worker is not None and worker.job is not None:
+            worker.job.failure = worker.job.failure or error
+            self.apply.stop_worker(worker)
+        else:
+            self._failure = error
+        self._changed.set()
+
+    async def _orders(self, worker: WorkerRun, report: Report) -> Orders:
+        job = worker.job
+        news = worker.phase is not report.phase or not worker.attached
+        if job is not None and report.job == job.row.id:
+            await self._take(job, worker, report)
+        else:
+            worker.note_report(report)
+            # What an earlier control plane let go of while it held something yet: the job is done with.
+            worker.stopping = worker.stopping or (job is None and report.phase is not Phase.IDLE)
+        worker.attached = True
+        if news or worker.is_leaving():
+            self._changed.set()
+        if news and job is not None:
+            async with self.deciding:
+                await self.apply.follow(job)
+        # A worker may be lost while its results are being written: nothing may be handed to it any more.
+        gone = worker.id not in self.roster.workers
+        if gone or self._stopping or worker.stopping or report.phase in (Phase.FAILED, Phase.STOPPED):
+            return Orders(PROTOCOL, Order.STOP)
+        return await self._onward(worker, report)
+
+    async def _take(self, job: JobRun, worker: WorkerRun, report: Report) -> None:
+        """Take over what a report says about the job that its worker serves."""
+        if not worker.attached:
+            job.dispatcher.adopt(worker.id, [*report.held, *report.returned])
+        job.note_report(worker, report, time.monotonic())
+        await job.dispatcher.accept(report)
+        if job.dispatcher.left == 0:
+            self.apply.let_go(worker)
+        if report.phase is Phase.IDLE:
+            await self.apply.worker_left(job, worker)
+
+    async def _onward(self, worker: WorkerRun, report: Report) -> Orders:
+        """Return the orders of a worker that is to go on."""
+        job = worker.job
+        if job is None:
+            return Orders(PROTOCOL, Order.RUN)
+        if report.job != job.row.id:
+            return Orders(PROTOCOL, Order.RUN, setup=job.setup(worker.source))
+        if worker.releasing:
+            return Orders(PROTOCOL, Order.RELEASE)
+        leases = []
+        if job.row.state == State.RUNNING and not job.blocked and all(w.attached for w in job.workers.values()):
+            job.file.check_unchanged()
+            leases = await job.dispatcher.lease(worker.id, report.want, len(job.workers))
+        return Orders(PROTOCOL, Order.RUN, leases=leases)

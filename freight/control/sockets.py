@@ -1,0 +1,35 @@
+"""Folders for Unix sockets, whose paths must be short."""
+
+import tempfile
+from pathlib import Path
+from typing import Final
+
+from freight.errors import LauncherError, OperationError
+
+RUNTIME_PREFIX: Final = "freight-"
+# The socket on which a control plane hears its workers.
+CONTROL_SOCKET: Final = "control.sock"
+MOST_SOCKET_PATH: Final = 107
+# A worker's folder and its socket's name come after the path of the folder for sockets.
+_MOST_FOLDER_PATH: Final = MOST_SOCKET_PATH - len("/0123456789ab/engine.sock")
+
+
+def runtime_folder() -> Path:
+    """Return a new folder of mode 0700 for sockets, with a short path, on a local file system."""
+    for parent in (None, "/tmp"):
+        folder = Path(tempfile.mkdtemp(prefix=RUNTIME_PREFIX, dir=parent))
+        if len(str(folder).encode()) <= _MOST_FOLDER_PATH:
+            return folder
+        folder.rmdir()
+    raise OperationError(
+        "the folder for temporary files has too long a path for sockets", "set TMPDIR to a shorter one"
+    )
+
+
+def make_private(*folders: Path) -> None:
+    """Make folders of mode 0700 for a worker, where they are not there; raise LauncherError when that fails."""
+    try:
+        for folder in folders:
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise LauncherError(f"cannot make a worker's folder: {error.strerror}", transient=True) from error

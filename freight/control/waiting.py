@@ -1,0 +1,44 @@
+"""A job of the service that nobody works on yet: known by its row alone, opened when its turn comes."""
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+from freight.control.jobrun import JobOptions, JobRun, needs_device, places_of
+from freight.core.job import Totals
+from freight.core.model import ModelSpec
+from freight.core.plan import JobView
+from freight.store.catalog import JobRow
+
+
+@dataclass(slots=True)
+class WaitingJob:
+    """A job in the queue. `open` reads its index and results; `reason` is why it waits, `failure` why it cannot go on.
+
+    `ran_s` is the running time that it has used up already.
+    """
+
+    row: JobRow
+    model: ModelSpec
+    options: JobOptions
+    launch: str
+    totals: Totals
+    ran_s: float
+    open: Callable[["WaitingJob"], Awaitable[JobRun]]
+    reason: str = ""
+    failure: str = ""
+
+    def view(self) -> JobView:
+        """Return the job as the planner sees it."""
+        timeout_s = self.options.timeout_s
+        return JobView(
+            id=self.row.id,
+            state=self.row.state,
+            sources=places_of(self.model),
+            needs_device=needs_device(self.model),
+            workers=self.options.workers or 1,
+            left=(self.row.records or 0) - self.totals.done,
+            out_of_time=bool(timeout_s) and self.ran_s >= timeout_s,
+            broken=self.failure,
+            name=self.row.name or "",
+            launch=self.launch,
+        )
