@@ -1,13 +1,14 @@
 """The workers' one call, as a bare ASGI application: the hot path has no framework in it."""
 
 import asyncio
-import socket
 from collections.abc import Awaitable, Callable, Generator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import uvicorn
+
+from freight.store.sockets import listen_at
 
 Scope = dict[str, Any]
 Receive = Callable[[], Awaitable[dict[str, Any]]]
@@ -56,24 +57,24 @@ class ExchangeServer:
             log_config=None,
             timeout_graceful_shutdown=1,
         )
-        self._server = _QuietServer(config)
+        self._server = QuietServer(config)
         self._task: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
         """Begin to listen."""
-        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        listener.bind(str(self._path))
-        listener.listen(128)
-        self._task = asyncio.create_task(self._server.serve(sockets=[listener]))
+        self._task = asyncio.create_task(self._server.serve(sockets=[listen_at(self._path)]))
 
     async def stop(self) -> None:
         """Stop listening, with all answers sent."""
         self._server.should_exit = True
         if self._task is not None:
             await self._task
+        self._path.unlink(missing_ok=True)
 
 
-class _QuietServer(uvicorn.Server):
+class QuietServer(uvicorn.Server):
+    """A server inside a program that has signal handlers of its own."""
+
     @contextmanager
     def capture_signals(self) -> Generator[None]:
         """Take no signals: the command has handlers of its own."""

@@ -58,6 +58,11 @@ class Client:
         """Whether the service was named, rather than the user's own taken."""
         return self._address.is_named
 
+    @property
+    def is_local(self) -> bool:
+        """Whether the service is on this machine, behind a Unix socket."""
+        return self._address.socket is not None
+
     def version(self) -> ServerInfo:
         """Return the version, process and data folder of the service."""
         return self._ask(calls.version())

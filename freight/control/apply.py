@@ -9,7 +9,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final, Protocol, TypeVar
 
 import msgspec
 
@@ -48,6 +48,12 @@ _STRANGER_S: Final = 1.0
 _T = TypeVar("_T")
 # Makes a worker's folder, given its job and its id, and returns that and the path of its log.
 MakePlaces = Callable[[JobRun, str], tuple[Path, Path]]
+
+
+class HasRow(Protocol):
+    """A job in memory, in whatever shape."""
+
+    row: JobRow
 
 
 class Apply:
@@ -154,7 +160,7 @@ class Apply:
         who, at = self._strangers.get(device, ("", now))
         return who if now - at < _STRANGER_S else ""
 
-    async def happened(self, job: JobRun | WaitingJob, event: Event, detail: str = "") -> JobRow:
+    async def happened(self, job: HasRow, event: Event, detail: str = "") -> JobRow:
         """Record an event of a job. A full disk does not keep a job from changing its state: the file catches up."""
         now = time.time()
         try:
@@ -242,7 +248,7 @@ class Apply:
         worker.since = time.monotonic()
         with suppress(StorageFull):
             await self._write(self._catalog.worker_leaves, worker.id, time.time())
-        keep_log(job, worker, is_last=False)
+        keep_log(job.folder, worker.log, worker.number, is_last=False)
         self._changed.set()
 
     def _device(self, wanted: str | None) -> Device | None:
@@ -270,7 +276,7 @@ class Apply:
             del job.workers[worker.id]
             job.dispatcher.lost(worker.id)
             if self._is_shared:
-                keep_log(job, worker, is_last=True)
+                keep_log(job.folder, worker.log, worker.number, is_last=True)
             if not worker.is_leaving():
                 words = _last_words(worker, status)
                 job.start_failed(worker.place(), words, worker.hopeless, time.monotonic())
@@ -368,19 +374,17 @@ class Apply:
         job.row = msgspec.structs.replace(job.row, outcome=outcome)
 
 
-def keep_log(job: JobRun, worker: WorkerRun, is_last: bool) -> None:
-    """Keep what a worker wrote during a job with that job; a worker that lives on goes on writing to an empty log."""
-    kept = log_of(job.folder, worker.number)
-    if worker.log == kept:
-        return
+def keep_log(folder: Path, log: Path, number: int, is_last: bool) -> None:
+    """Keep what a worker wrote during a job in the job's folder; a worker that lives on writes to an empty log then."""
+    kept = log_of(folder, number)
     # All who write to a log append, so that it may be cut under them.
     with suppress(OSError):
         kept.parent.mkdir(mode=0o700, exist_ok=True)
-        shutil.copyfile(worker.log, kept)
+        shutil.copyfile(log, kept)
         kept.chmod(0o600)
-        os.truncate(worker.log, 0)
+        os.truncate(log, 0)
         if is_last:
-            worker.log.unlink()
+            log.unlink()
 
 
 def log_of(folder: Path, number: int) -> Path:

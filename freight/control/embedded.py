@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Final, Protocol, TypeVar
 
 from freight.config import Config
+from freight.control.checks import budget_note, check_models, engine_limits, intake_limits, intake_rules, listing
 from freight.control.continuation import (
     AlreadyDone,
     Asked,
@@ -26,8 +27,8 @@ from freight.control.continuation import (
 )
 from freight.control.dispatcher import FULL_RETRY_S, Dispatcher
 from freight.control.inputs import InputFile, Sample, inspect, open_input
-from freight.control.intake import Index, Limits, Problem, scan, sha256_of
-from freight.control.jobrun import EngineLimits, JobOptions, JobRun
+from freight.control.intake import Index, Problem, scan, sha256_of
+from freight.control.jobrun import JobOptions, JobRun
 from freight.control.output import ASIDE, put_in_place, rows, write_aside
 from freight.control.plane import ControlPlane, Listen, Policy
 from freight.control.resolve import choose_model, find_entry, resolve
@@ -36,7 +37,6 @@ from freight.control.statefolder import INPUT_KEY, SAME, StateFolder, standing
 from freight.core.job import FINAL, Event, State, Totals
 from freight.core.model import EngineName, ModelSpec
 from freight.core.progress import Outcome, Progress
-from freight.core.record import Rules
 from freight.errors import FreightError, Interrupted, OperationError, UserError, refusing
 from freight.launchers.local import LocalLauncher, local_devices
 from freight.launchers.locks import lock_folder
@@ -263,11 +263,9 @@ class EmbeddedRun:
         return self._state.keep_stream(source, lambda: self._interrupted)
 
     def _say_budgets(self, sample: Sample) -> None:
-        if sample.small_budgets:
-            self._console.note(
-                f"note: {sample.small_budgets} of the first {sample.records} records allow fewer than 512 tokens, "
-                "which a reasoning model may spend thinking"
-            )
+        note = budget_note(sample)
+        if note:
+            self._console.note(note)
 
     async def _wait_for_endpoint(self, problem: str) -> None:
         self._console.note(f"waiting for {problem} (Ctrl-C to stop)")
@@ -290,7 +288,7 @@ class EmbeddedRun:
         row = earlier or await self._in_thread(self._add, job, prepared, index)
         dispatcher = Dispatcher(file, index, results, row, self._writer, self._reader)
         run = JobRun(
-            row, file, index, results, dispatcher, model, self._request.options, _limits(self._config),
+            row, file, index, results, dispatcher, model, self._request.options, engine_limits(self._config),
             self._state.job_folder(job), self._output, self._request.force,
         )  # fmt: skip
         await self._drive(run, prepared.launcher)
@@ -308,9 +306,7 @@ class EmbeddedRun:
 
     async def _intake(self, file: InputFile, model: ModelSpec, results: Results, epoch: int) -> Index:
         """Check the whole file; bad lines become results, or with --strict refuse the file."""
-        hosts = frozenset(host.lower() for host in self._config["media.hosts"])
-        rules = Rules(model.fits, hosts, model.name)
-        limits = Limits(self._config["limits.record_bytes"], None, self._config["limits.file_bytes"])
+        rules, limits = intake_rules(self._config, model), intake_limits(self._config)
         strict: list[Problem] = []
 
         def keep(problems: list[Problem]) -> None:
@@ -372,15 +368,6 @@ def _nothing_missing(index: int) -> tuple[bytes | None, str, str]:
     raise AssertionError(f"record {index} of a completed job has no result")
 
 
-def _limits(config: Config) -> EngineLimits:
-    return EngineLimits(
-        config["engines.start_stall"],
-        config["engines.start_timeout"],
-        config["engines.stall"],
-        config["engines.suspend_after"],
-    )
-
-
 def output_path(request: RunRequest) -> Path:
     """Return where the output goes, links followed; raise UserError for one that could never be written."""
     shown = request.output
@@ -402,22 +389,3 @@ def output_path(request: RunRequest) -> Path:
         if request.file != "-" and output.exists() and source.exists() and output.samefile(source):
             raise UserError(f"the output {shown} is the input file itself", "name another output")
         return output
-
-
-def check_models(shown: str, model: ModelSpec, sample: Sample) -> None:
-    """Raise UserError when every record of the sample asks for another model than the job's."""
-    if model.fits is None or not sample.models:
-        return
-    others = [name for name in sample.models if name is not None and name not in model.fits]
-    if len(others) == len(sample.models):
-        named = ", ".join(sorted({repr(name) for name in others})[:3])
-        raise UserError(
-            f"{shown}: all of the first {len(others)} records ask for model {named}, and this job runs {model.name}",
-            f"use --ignore-record-model, or give {model.name} that alias: freight models add … --alias {others[0]}",
-        )
-
-
-def listing(shown: str, problems: list[Problem]) -> str:
-    """Return the bad lines of a file as text, in order."""
-    ordered = sorted(problems, key=lambda problem: problem.number)
-    return "\n".join(f"{shown}, line {p.number}: {p.rejection.code}: {p.rejection.message}" for p in ordered)

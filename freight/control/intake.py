@@ -1,10 +1,13 @@
 """Checking every line of the input once, and noting where each record stands."""
 
 import hashlib
+import os
 from array import array
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
+from zipfile import BadZipFile
 
 import numpy
 from numpy.typing import NDArray
@@ -12,11 +15,12 @@ from numpy.typing import NDArray
 from freight.control.inputs import InputFile, PhysicalLine, physical_lines, reason
 from freight.core.answer import Line, error_line
 from freight.core.record import Endpoint, Rejection, Rules, check_line, custom_id_of
-from freight.errors import Interrupted, UserError
+from freight.errors import Interrupted, OperationError, UserError
 
 KEY_BYTES: Final = 16
 _NO_KEY: Final = bytes(KEY_BYTES)
 _BULK: Final = 1000
+_ARRAYS: Final = ("offsets", "lengths", "numbers", "endpoints")
 _SPLIT: Final = "split the file, or have the limit raised"
 
 
@@ -47,6 +51,23 @@ class Index:
     def records(self) -> int:
         """The number of records, rejected ones included."""
         return len(self.offsets)
+
+    def save(self, path: Path) -> None:
+        """Write the arrays to `path`, on disk when this returns."""
+        with path.open("wb") as file:
+            arrays = {name: getattr(self, name) for name in _ARRAYS}
+            numpy.savez(file, sha256=numpy.array(self.sha256), **arrays)
+            file.flush()
+            os.fsync(file.fileno())
+
+    @classmethod
+    def load(cls, path: Path) -> "Index":
+        """Return what was saved at `path`; raise OperationError when it cannot be read."""
+        try:
+            with numpy.load(path, allow_pickle=False) as saved:
+                return cls(str(saved["sha256"]), *(saved[name] for name in _ARRAYS))
+        except (OSError, ValueError, KeyError, EOFError, BadZipFile) as error:
+            raise OperationError(f"the index of the input, {path}, cannot be read: {error}") from error
 
     def endpoints_used(self) -> frozenset[Endpoint]:
         """Return the endpoints that good records use."""

@@ -5,11 +5,11 @@ from pathlib import Path
 from typing import Final
 
 from freight.errors import LauncherError, OperationError
+from freight.store.sockets import MOST_SOCKET_PATH
 
 RUNTIME_PREFIX: Final = "freight-"
 # The socket on which a control plane hears its workers.
 CONTROL_SOCKET: Final = "control.sock"
-MOST_SOCKET_PATH: Final = 107
 # A worker's folder and its socket's name come after the path of the folder for sockets.
 _MOST_FOLDER_PATH: Final = MOST_SOCKET_PATH - len("/0123456789ab/engine.sock")
 

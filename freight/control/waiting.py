@@ -14,7 +14,7 @@ from freight.store.catalog import JobRow
 class WaitingJob:
     """A job in the queue. `open` reads its index and results; `reason` is why it waits, `failure` why it cannot go on.
 
-    `ran_s` is the running time that it has used up already.
+    `left` is the number of records to run, `ran_s` the running time that it has used up already.
     """
 
     row: JobRow
@@ -22,6 +22,7 @@ class WaitingJob:
     options: JobOptions
     launch: str
     totals: Totals
+    left: int
     ran_s: float
     open: Callable[["WaitingJob"], Awaitable[JobRun]]
     reason: str = ""
@@ -36,7 +37,7 @@ class WaitingJob:
             sources=places_of(self.model),
             needs_device=needs_device(self.model),
             workers=self.options.workers or 1,
-            left=(self.row.records or 0) - self.totals.done,
+            left=self.left,
             out_of_time=bool(timeout_s) and self.ran_s >= timeout_s,
             broken=self.failure,
             name=self.row.name or "",

@@ -6,6 +6,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -149,8 +150,13 @@ class LocalLauncher:
 
     def sweep(self, worker: str) -> None:
         """End what is left of a worker that an earlier control plane started."""
-        for process in marked(worker):
-            _kill(process)
+        empty = 0
+        while empty < 2:
+            left = marked(worker)
+            empty = 0 if left else empty + 1
+            for process in left:
+                _kill(process)
+            time.sleep(_CLEAR_POLL_S)
 
 
 def marked(worker: str) -> list[psutil.Process]:

@@ -20,6 +20,7 @@ from freight.store.processes import ProcessId, this_process
 # An owner elsewhere that has not shown itself for this long is taken for dead.
 OWNER_STALE_S: Final = 60.0
 OWNER_BEAT_S: Final = 10.0
+_WAIT: Final = "wait for it to end, or stop it; then run the same command again"
 _NO_FLOCK: Final = frozenset({errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL})
 
 
@@ -54,8 +55,8 @@ class FolderLock:
         self.is_lost = False
         self.locking = Locking.NETWORK if is_network(folder) else Locking.LOCAL
 
-    def take(self, what: str, wait: Callable[[float], None] = time.sleep) -> None:
-        """Own the folder from now on; raise OperationError naming the owner when it has one.
+    def take(self, what: str, wait: Callable[[float], None] = time.sleep, hint: str = _WAIT) -> None:
+        """Own the folder from now on; raise OperationError naming the owner, with `hint`, when it has one.
 
         `what` is the folder in the user's words. Where flock is refused this watches a silent owner on
         another host for OWNER_STALE_S before it takes over.
@@ -65,12 +66,12 @@ class FolderLock:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             os.close(fd)
-            raise _taken(what, self._read()) from None
+            raise _taken(what, self._read(), hint) from None
         except OSError as error:
             os.close(fd)
             if error.errno not in _NO_FLOCK:
                 raise OperationError(f"cannot lock {what}: {error.strerror}") from error
-            self._take_over(what, wait)
+            self._take_over(what, wait, hint)
             return
         self._fd = fd
         self._is_owner = True
@@ -110,17 +111,17 @@ class FolderLock:
             os.close(self._fd)
             self._fd = None
 
-    def _take_over(self, what: str, wait: Callable[[float], None]) -> None:
+    def _take_over(self, what: str, wait: Callable[[float], None], hint: str) -> None:
         self.locking = Locking.OWNER_FILE
         before = self._read()
         if before is not None and _lives(before, self._read, wait):
-            raise _taken(what, before)
+            raise _taken(what, before, hint)
         self._write()
         # Two that start at once both write: the last rename wins, and the other sees it.
         wait(0.2)
         now = self._read()
         if now is None or now.process != self._owner.process:
-            raise _taken(what, now)
+            raise _taken(what, now, hint)
         self._is_owner = True
         # A thread, so that the owner is seen to live whatever else it is busy with.
         self._beating = threading.Thread(target=self._keep_beating, name="freight-owner", daemon=True)
@@ -155,8 +156,6 @@ def _lives(owner: Owner, read: Callable[[], Owner | None], wait: Callable[[float
     return False
 
 
-def _taken(what: str, owner: Owner | None) -> OperationError:
+def _taken(what: str, owner: Owner | None, hint: str) -> OperationError:
     by = f"process {owner.process.pid} on {owner.process.host}" if owner else "another process"
-    return OperationError(
-        f"{what} is in use by {by}", "wait for it to end, or stop it; then run the same command again"
-    )
+    return OperationError(f"{what} is in use by {by}", hint)

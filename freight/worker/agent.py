@@ -18,6 +18,7 @@ from freight.engines.base import Place
 from freight.engines.client import EngineClient, Unreachable
 from freight.engines.registry import engine_of
 from freight.errors import EngineError, FreightError, OperationError
+from freight.store.sockets import reachable
 from freight.worker.driver import Driver, Policy
 from freight.worker.supervise import Exit, ModelServer, StartLimits
 
@@ -66,7 +67,7 @@ class Agent:
         self._log_file = log_file
         self._keep_open = keep_open
         self._session = aiohttp.ClientSession(
-            connector=aiohttp.UnixConnector(control), timeout=aiohttp.ClientTimeout(total=None)
+            connector=aiohttp.UnixConnector(reachable(Path(control))), timeout=aiohttp.ClientTimeout(total=None)
         )
         self._number = 0
         self._plane = ""

@@ -6,10 +6,10 @@ import pytest
 
 from freight.core.job import FINAL, State
 from freight.core.plan import (
-    Cancelled,
     MOST_STARTS,
     START_BACKOFF_S,
     Action,
+    Cancelled,
     DeviceView,
     Fail,
     Finalize,

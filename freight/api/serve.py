@@ -1,0 +1,89 @@
+"""The service as a program: its folder, its sockets, and its signals."""
+
+import asyncio
+import logging
+import os
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import uvicorn
+import uvloop
+
+from freight.api.app import make_app
+from freight.api.exchange import ExchangeServer, QuietServer
+from freight.config import Config
+from freight.control.service import Service
+from freight.control.servicefolder import ServiceFolder
+from freight.errors import OperationError
+from freight.store.database import STORAGE_ERRORS
+from freight.store.sockets import listen_at
+
+
+def serve(settings: Callable[[], Config], data_folder: Path, say: Callable[[str], None]) -> None:
+    """Run a service on a data folder until SIGINT, SIGTERM or a request ends it.
+
+    `settings` is asked again for each submission; `say` gets the line that says where it listens. Raises FreightError
+    where the folder, its contents or the settings forbid a start, or what made it impossible to go on.
+    """
+    logging.basicConfig(format="%(asctime)s %(name)s %(levelname)s %(message)s", stream=sys.stderr, level=logging.INFO)
+    logging.getLogger("uvicorn").setLevel(logging.WARNING)
+    folder = ServiceFolder(data_folder)
+    folder.claim()
+    try:
+        uvloop.run(_serve(folder, settings, say))
+    except STORAGE_ERRORS as error:
+        if isinstance(error, OperationError):
+            raise
+        raise OperationError(f"the data folder {data_folder} cannot be read or written: {error}") from error
+    finally:
+        folder.release()
+
+
+async def _serve(folder: ServiceFolder, settings: Callable[[], Config], say: Callable[[str], None]) -> None:
+    service = Service(folder, settings, ExchangeServer)
+    server = QuietServer(
+        uvicorn.Config(
+            make_app(service, service.stop),
+            http="httptools",
+            ws="none",
+            lifespan="off",
+            access_log=False,
+            log_config=None,
+            timeout_graceful_shutdown=5,
+        )
+    )
+    _take_signals(service)
+    answering: asyncio.Task[None] | None = None
+    try:
+        await service.start()
+        answering = asyncio.create_task(server.serve(sockets=[listen_at(folder.api_socket)]))
+        say(f"serving on {folder.api_socket} (pid {os.getpid()}, data {folder.path})")
+        await service.run()
+    finally:
+        service.stop()
+        server.should_exit = True
+        if answering is not None:
+            await asyncio.gather(answering, return_exceptions=True)
+        folder.api_socket.unlink(missing_ok=True)
+        await service.close()
+
+
+def _take_signals(service: Service) -> None:
+    """The first signal ends the service cleanly, the second at once, with all its workers."""
+    asked = False
+
+    def end() -> None:
+        nonlocal asked
+        if asked:
+            service.kill()
+            os._exit(130)
+        asked = True
+        service.stop()
+
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        # What whoever started us ignores stays ignored, as with nohup.
+        if signal.getsignal(number) is signal.SIG_IGN:
+            continue
+        asyncio.get_running_loop().add_signal_handler(number, end)

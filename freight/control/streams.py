@@ -1,0 +1,170 @@
+"""What a job has to give, in pieces: its results, and its workers' output."""
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from freight.control.apply import log_of
+from freight.control.context import Context
+from freight.control.finding import Finder
+from freight.control.inputs import InputFile
+from freight.control.intake import Index
+from freight.control.output import Missing, Only, rows, whole_lines
+from freight.control.views import totals_of
+from freight.core.answer import BATCH_CANCELLED, BATCH_EXPIRED, BATCH_FAILED
+from freight.core.job import FINAL, State
+from freight.core.record import custom_id_of
+from freight.errors import UserError, WrongState
+from freight.store.catalog import JobRow, StintRow
+from freight.store.database import Sharing
+
+_PIECE_BYTES: Final = 1 << 18
+_FOLLOW_S: Final = 0.25
+_NOT_REACHED: Final = {
+    State.CANCELLED: (BATCH_CANCELLED, "not reached: the job was cancelled"),
+    State.TIMED_OUT: (BATCH_EXPIRED, "not reached: the job's time ran out"),
+    State.FAILED: (BATCH_FAILED, "not reached: the job failed"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ResultStream:
+    """A job's results file in pieces: `done` of `total` records have a line of their own in it."""
+
+    done: int
+    total: int
+    pieces: Iterator[bytes]
+
+
+class Streams:
+    """Reads what jobs have on disk, in bounded memory, beside whoever writes it."""
+
+    def __init__(self, context: Context, finder: Finder) -> None:
+        self._context = context
+        self._finder = finder
+
+    async def results(self, name: str, only: Only | None, partial: bool) -> ResultStream:
+        """Return a job's results; raise WrongState for those of an unfinished one, unless `partial` ones will do."""
+        row = await self._finder.find(name)
+        totals = totals_of(row, self._context.in_hand(row.id))
+        if row.records is None:
+            if row.state in FINAL:
+                why, hint = f"its input was refused: {row.reason}", "submit a corrected input"
+            else:
+                why, hint = "its input is still being checked", f"wait for it: freight batch wait {row.name}"
+            raise WrongState(f"job {row.name} has no results: {why}", hint)
+        if row.state not in FINAL and not partial:
+            raise WrongState(
+                f"job {row.name} is {row.state}: {totals.done} of {row.records} records are done",
+                f"wait for it: freight batch wait {row.name}; or take what there is with --partial",
+            )
+        done = totals.done if row.state not in FINAL else row.records
+        return ResultStream(done, row.records, self._pieces(row, only))
+
+    def _pieces(self, row: JobRow, only: Only | None) -> Iterator[bytes]:
+        folder = self._context.folder
+        results = folder.open_results(row.id, Sharing.READER)
+        file = None
+        try:
+            missing: Missing | None = None
+            if row.state in FINAL:
+                file = InputFile(folder.input(row.id), "the input")
+                missing = _missing(row, file, Index.load(folder.index(row.id)))
+            held = bytearray()
+            for line in whole_lines(row.id, rows(results, row.records or 0, missing, only)):
+                held += line
+                if len(held) >= _PIECE_BYTES:
+                    yield bytes(held)
+                    held.clear()
+            yield bytes(held)
+        finally:
+            results.close()
+            if file is not None:
+                file.close()
+
+    async def logs(self, name: str, worker: int | None, tail: int | None, follow: bool) -> AsyncIterator[bytes]:
+        """Return the output of a job's workers, or of its worker number `worker`, from its last `tail` lines on.
+
+        With `follow` it goes on until the job has ended. Raises UserError for a worker that the job has not had.
+        """
+        row = await self._finder.find(name)
+        stints = await self._stints(row.id)
+        if worker is not None and not any(stint.number == worker for stint in stints):
+            there = f"its workers are 1 to {len(stints)}" if stints else "it has had none yet"
+            raise UserError(f"job {row.name} has no worker {worker}", there)
+        return self._follow(row.id, worker, tail, follow)
+
+    async def _stints(self, job: str) -> list[StintRow]:
+        return await self._context.look(self._context.reader.stints, job)
+
+    async def _follow(self, job: str, worker: int | None, tail: int | None, follow: bool) -> AsyncIterator[bytes]:
+        at: dict[int, int] = {}
+        shown = 0
+        while True:
+            in_hand = self._context.in_hand(job)
+            for stint in await self._stints(job):
+                if worker not in (None, stint.number):
+                    continue
+                path = self._log(job, stint)
+                if stint.number not in at:
+                    at[stint.number] = await self._context.in_thread(_tail_start, path, tail)
+                piece = await self._context.in_thread(_read_from, path, at[stint.number])
+                while piece:
+                    if worker is None and shown != stint.number:
+                        yield b"==> worker %d <==\n" % stint.number
+                        shown = stint.number
+                    at[stint.number] += len(piece)
+                    yield piece
+                    piece = await self._context.in_thread(_read_from, path, at[stint.number])
+            if not follow or in_hand is None or self._context.stopping.is_set():
+                return
+            await asyncio.sleep(_FOLLOW_S)
+
+    def _log(self, job: str, stint: StintRow) -> Path:
+        kept = log_of(self._context.folder.job(job), stint.number)
+        return kept if stint.ended_at is not None or kept.exists() else Path(stint.log)
+
+
+def _missing(row: JobRow, file: InputFile, index: Index) -> Missing:
+    code, words = _NOT_REACHED.get(row.state, (BATCH_FAILED, "not reached"))
+
+    def missing(record: int) -> tuple[bytes | None, str, str]:
+        line = file.read(int(index.offsets[record]), int(index.lengths[record]))
+        return custom_id_of(line), code, words
+
+    return missing
+
+
+def _read_from(path: Path, offset: int) -> bytes:
+    try:
+        with path.open("rb") as file:
+            file.seek(offset)
+            return file.read(_PIECE_BYTES)
+    except OSError:
+        return b""
+
+
+def _tail_start(path: Path, lines: int | None) -> int:
+    """Return where the last `lines` lines of a file begin."""
+    if lines is None:
+        return 0
+    try:
+        with path.open("rb") as file:
+            end = at = file.seek(0, 2)
+            found = 0
+            while at > 0:
+                start = max(0, at - _PIECE_BYTES)
+                file.seek(start)
+                block = file.read(at - start)
+                for place in range(len(block) - 1, -1, -1):
+                    # The newline that ends the file ends its last line, and begins none.
+                    if block[place] == 0x0A and start + place != end - 1:
+                        found += 1
+                        if found == lines:
+                            return start + place + 1
+                at = start
+            return 0 if lines else end
+    except OSError:
+        return 0
