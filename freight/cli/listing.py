@@ -4,7 +4,7 @@ from typing import Final
 
 import click
 
-from freight.cli.parameters import json_option, service_options
+from freight.cli.parameters import StateName, json_option, service_options
 from freight.cli.service import Service
 from freight.cli.tables import age, print_json, print_table
 from freight.core.job import State
@@ -17,7 +17,7 @@ ACTIVE: Final = "active"
 @click.command("list")
 @click.option(
     "--status",
-    type=click.Choice([*(state.value for state in State), ACTIVE], case_sensitive=False),
+    type=StateName(),
     metavar="S",
     help=f"Only jobs in this state ({', '.join(State)}), or all that have not ended ({ACTIVE}).",
 )

@@ -2,11 +2,13 @@
 
 import functools
 from collections.abc import Callable
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, Final, ParamSpec, TypeVar
 
 import click
+from click.shell_completion import CompletionItem
 
 from freight.config import parse_duration
+from freight.core.job import State
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -74,3 +76,21 @@ def service_options(starts: bool = False) -> Callable[[Callable[..., R]], Callab
 def json_option(command: Callable[P, R]) -> Callable[P, R]:
     """Give a command --json."""
     return click.option("--json", "as_json", is_flag=True, help="Print JSON.")(command)
+
+
+class StateName(click.ParamType[str]):
+    """The name of a job's state, in any case, or "active" for all that are not final."""
+
+    name = "state"
+    _CHOICES: Final = (*(state.value for state in State), "active")
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """Return the name as it is written; fail with those there are."""
+        found = next((choice for choice in self._CHOICES if choice.lower() == str(value).lower()), None)
+        if found is None:
+            self.fail(f"{value!r} is no state; expected {', '.join(self._CHOICES)}", param, ctx)
+        return found
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        """Return the states that go on from what was typed."""
+        return [CompletionItem(choice) for choice in self._CHOICES if choice.lower().startswith(incomplete.lower())]

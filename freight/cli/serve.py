@@ -36,8 +36,7 @@ def serve(listen: str | None, background: bool) -> None:
     """
     from freight.cli.settings import settings
 
-    config = settings()
-    address = listen if listen is not None else config["server.listen"]
+    address = listen if listen is not None else settings()["server.listen"]
     if address:
         raise UserError(
             f"cannot listen on {address}: this version listens on its Unix socket only",
@@ -48,7 +47,7 @@ def serve(listen: str | None, background: bool) -> None:
         return
     from freight.api.serve import serve as run
 
-    run(config, data_folder(), _say)
+    run(settings, data_folder(), _say)
 
 
 def _serve_in_background() -> None:
@@ -111,9 +110,9 @@ def ended_leftovers(folder: Path) -> str:
     from freight.control.leftovers import end_leftovers
 
     count = end_leftovers(folder)
-    return (
-        f"; ended {count} worker{'s' if count > 1 else ''} that {'were' if count > 1 else 'was'} left" if count else ""
-    )
+    if not count:
+        return ""
+    return f"; ended {count} workers that were left" if count > 1 else "; ended a worker that was left"
 
 
 def _open_process(pid: int) -> int | None:
@@ -144,8 +143,10 @@ def _await_end(client: "Client", info: "ServerInfo", process: int | None) -> Non
 def _answers(client: "Client", pid: int) -> bool:
     try:
         return client.version().pid == pid
-    except (NoServer, OperationError):
+    except NoServer:
         return False
+    except OperationError:
+        return True  # It is about to end.
 
 
 def _say(text: str) -> None:

@@ -13,7 +13,7 @@ import click
 from freight.cli.names import complete_model
 from freight.cli.parameters import Concurrency, Duration, json_option, service_options
 from freight.cli.service import Service
-from freight.client.calls import NAME_RULE, JobOptions, is_name, job_request
+from freight.client.calls import NAME_RULE, JobOptions, check_key, is_name, job_request
 from freight.core.view import JobRequest, Submitted
 from freight.errors import Interrupted, OperationError, UserError, refusing
 
@@ -85,14 +85,14 @@ def submit(
     Exit status: 0 the job is made; 2 refused, and nothing was made. With --wait that of `freight batch wait`:
     1 the job failed, was cancelled or timed out; 6 records failed and --fail-on-errors; 130 interrupted.
     """
-    _check_usage(options["name"], quiet and as_json, fail_on_errors and not wait)
+    _check_usage(options["name"], idempotency_key, quiet and as_json, fail_on_errors and not wait)
     say = _silent if quiet else _note
     with ExitStack() as stack:
         source = _Input(file, stack, say)
         request = job_request("", source.shown, _job_options(options))
         client = stack.enter_context(service.connect())
         submitted = _submit(client, source, request, idempotency_key)
-        _report(submitted, quiet, as_json, wait)
+        _report(submitted, source.said, quiet, as_json, wait)
         if not wait:
             return 0
         from freight.cli.waiting import wait_and_report
@@ -100,19 +100,21 @@ def submit(
         return wait_and_report(client, submitted.job.id, None, fail_on_errors)
 
 
-def _check_usage(name: str | None, is_quiet_json: bool, fails_without_wait: bool) -> None:
+def _check_usage(name: str | None, key: str | None, is_quiet_json: bool, fails_without_wait: bool) -> None:
     if is_quiet_json:
         raise UserError("--json and --quiet do not go together", "leave one out")
     if fails_without_wait:
         raise UserError("--fail-on-errors has no effect without --wait", "add --wait, or leave it out")
+    check_key(key)
     if name is not None and not is_name(name):
         raise UserError(f"--name {name!r} cannot name a job", f"use {NAME_RULE}")
 
 
 def _job_options(options: dict[str, Any]) -> JobOptions:
-    given = {key: value for key, value in options.items() if not key.endswith("timeout")}
-    times = {f"{key}_s": options[key] or 0.0 for key in ("timeout", "record_timeout")}
-    return JobOptions(**given, **times)
+    given: dict[str, Any] = {key: value for key, value in options.items() if not key.endswith("timeout")}
+    for key in ("timeout", "record_timeout"):
+        given[f"{key}_s"] = options[key] or 0.0
+    return JobOptions(**given)
 
 
 class _Input:
@@ -126,6 +128,8 @@ class _Input:
 
         limit: int = settings()["limits.record_bytes"]
         self.shown = "standard input" if file == "-" else file
+        # The note on the first records, "" for none.
+        self.said = ""
         self.file: InputFile | None = None
         self._spool: Spool | None = None
         if file != "-" and not is_stream(Path(file)):
@@ -133,16 +137,19 @@ class _Input:
                 raise UserError("the input has no name", "name a JSON Lines file, or - for standard input")
             self.file = InputFile(Path(file), file)
             stack.callback(self.file.close)
-            _look(self.file, limit, say)
+            self.said = _look(self.file, limit, say)
             return
         source = sys.stdin.fileno() if file == "-" else _open_stream(file, stack)
         if os.isatty(source):
             _note("reading records from the terminal; end with Ctrl-D")
         with refusing(f"cannot read {self.shown}", "name a JSON Lines file, or - for standard input"):
-            self._spool = Spool(source)
+            try:
+                self._spool = Spool(source)
+            except KeyboardInterrupt:
+                raise Interrupted(f"interrupted while {self.shown} was read; nothing was submitted") from None
         with self._spool.sample(self.shown) as head:
             if head is not None:
-                _look(head, limit, say)
+                self.said = _look(head, limit, say)
 
     @property
     def size(self) -> int | None:
@@ -178,15 +185,19 @@ def _open_stream(file: str, stack: ExitStack) -> int:
     return source
 
 
-def _look(file: "InputFile", limit: int, say: Callable[[str], None]) -> None:
+def _look(file: "InputFile", limit: int, say: Callable[[str], None]) -> str:
+    """Refuse a file that is not worth sending; say what is worth noting of its first records, and return it."""
     from freight.control.inputs import inspect
 
     sample = inspect(file, limit)
-    if sample.small_budgets:
-        say(
-            f"note: {sample.small_budgets} of the first {sample.records} records allow fewer than 512 tokens, "
-            "which a reasoning model may spend thinking"
-        )
+    if not sample.small_budgets:
+        return ""
+    note = (
+        f"note: {sample.small_budgets} of the first {sample.records} records allow fewer than 512 tokens, "
+        "which a reasoning model may spend thinking"
+    )
+    say(note)
+    return note
 
 
 def _submit(client: "Client", source: _Input, request: JobRequest, key: str | None) -> Submitted:
@@ -203,7 +214,7 @@ def _submit(client: "Client", source: _Input, request: JobRequest, key: str | No
         ) from None
 
 
-def _report(submitted: Submitted, quiet: bool, as_json: bool, waits: bool) -> None:
+def _report(submitted: Submitted, said: str, quiet: bool, as_json: bool, waits: bool) -> None:
     job = submitted.job
     if as_json:
         from freight.cli.tables import print_json
@@ -215,7 +226,8 @@ def _report(submitted: Submitted, quiet: bool, as_json: bool, waits: bool) -> No
     if quiet:
         return
     for text in submitted.notes:
-        _note(text)
+        if text != said:  # The service looks at the records, too.
+            _note(text)
     found = "" if submitted.is_new else " (made before, with the same idempotency key)"
     records = f", {job.records} records" if job.records is not None else ""
     what_next = "" if waits else f"; wait for it with: freight batch wait {job.name}"

@@ -53,6 +53,7 @@ class AsyncClient:
         self, file: Input, *, idempotency_key: str | None = None, **options: Unpack[JobOptions]
     ) -> Submitted:
         """Send an input and make a job of it; return the job, once its whole input is checked."""
+        calls.check_key(idempotency_key)
         with outgoing(file) as sent:
             upload = await self.upload(sent.source, sent.size)
         return await self.create(calls.job_request(upload.id, sent.shown, options), idempotency_key=idempotency_key)

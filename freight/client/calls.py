@@ -108,11 +108,7 @@ def create(request: JobRequest, idempotency_key: str | None) -> Call[Submitted]:
     """Make a job of an upload; answered once the whole input is checked."""
     headers = dict(_JSON)
     if idempotency_key is not None:
-        if not re.fullmatch(r"[!-~]{1,255}", idempotency_key):
-            raise UserError(
-                f"the idempotency key {idempotency_key!r} cannot be sent",
-                "use 1 to 255 letters, digits and signs of ASCII, without spaces",
-            )
+        check_key(idempotency_key)
         headers[IDEMPOTENCY_HEADER] = idempotency_key
     return Call("POST", "/api/jobs", Submitted, headers=headers, body=msgspec.json.encode(request), is_slow=True)
 
@@ -154,6 +150,15 @@ def logs(name: str, worker: int | None, tail: int | None, follow: bool) -> Call[
 def workers() -> Call[WorkerList]:
     """Ask for the workers there are."""
     return Call("GET", "/api/workers", WorkerList)
+
+
+def check_key(idempotency_key: str | None) -> None:
+    """Raise UserError for a key that cannot be sent."""
+    if idempotency_key is not None and not re.fullmatch(r"[!-~]{1,255}", idempotency_key):
+        raise UserError(
+            f"the idempotency key {idempotency_key!r} cannot be sent",
+            "use 1 to 255 letters, digits and signs of ASCII, without spaces",
+        )
 
 
 def is_name(text: str) -> bool:

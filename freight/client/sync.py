@@ -74,6 +74,7 @@ class Client:
         those of `freight.core.view.JobRequest`: model, name, workers, timeout_s, priority, output and so on. With
         an `idempotency_key`, asking again gives the first job back instead of a second one.
         """
+        calls.check_key(idempotency_key)
         with outgoing(file) as sent:
             upload = self.upload(sent.source, sent.size)
         return self.create(calls.job_request(upload.id, sent.shown, options), idempotency_key=idempotency_key)

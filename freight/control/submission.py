@@ -35,6 +35,14 @@ log = logging.getLogger("freight.service")
 _ENDPOINT_TRIES: Final = 3
 _ENDPOINT_PAUSE_S: Final = 1.0
 _FULL_RETRY_S: Final = 5.0
+_RANGES: Final = {
+    "workers": (1, 10_000),
+    "gpus": (0, 10_000),
+    "concurrency": (0, 65_536),
+    "timeout_s": (0, 1e9),
+    "record_timeout_s": (0, 1e9),
+    "priority": (-1000, 1000),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -293,8 +301,10 @@ def _check_options(request: JobRequest) -> None:
         check_name(request.name)
     if request.pool != "local":
         raise UserError(f"there is no pool {request.pool}", "pools: local")
-    if request.workers < 1 or request.concurrency < 0 or request.timeout_s < 0 or request.record_timeout_s < 0:
-        raise UserError("workers must be 1 or more, and times and concurrency not negative", "correct the request")
+    for name, (least, most) in _RANGES.items():
+        value = getattr(request, name)
+        if not least <= value <= most:
+            raise UserError(f"{name} is {value}", f"{name} must be from {least:g} to {most:g}")
 
 
 def _check_gpus(request: JobRequest, model: ModelSpec) -> None:

@@ -41,6 +41,9 @@ class JobRequest:
     service's machine into which the results file goes at the end.
     """
 
+    # For the server's reading of requests: what it does not know it refuses.
+    __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012
+
     upload: str
     file: str = ""
     model: str | None = None

@@ -37,8 +37,8 @@ MOST_LOG_BYTES: Final = 64_000_000
 KEPT_LOG_LINES: Final = 1000
 _TRIM_S: Final = 1.0
 _WATCH_S: Final = 5.0
-# An idle worker looks for a new job this often.
-_IDLE_S: Final = 0.1
+# An idle worker looks for a new job more often for this long: most come at once.
+_RECENTLY_S: Final = 2.0
 # Without a control plane for this long, or as long as its last start took, a worker ends itself.
 ORPHAN_S: Final = 60.0
 
@@ -75,6 +75,7 @@ class Agent:
         self._setup: Setup | None = None
         self._listed: frozenset[str] | None = None
         self._is_up = False
+        self._idle_since = 0.0
         self._deaths_seen = 0
         self._answers_before = 0  # Those of earlier jobs.
         self._phase = Phase.LOADING
@@ -182,6 +183,7 @@ class Agent:
                 self._setup = orders.setup
                 if self._is_up:
                     self._put_in_service()
+                    continue  # Its first records can be had at once.
             elif self._driver is not None and orders.leases:
                 self._driver.give(orders.leases)
             await self._wait_for_news(bool(orders.leases))
@@ -197,11 +199,15 @@ class Agent:
         await self._exchange()
         self._answers_before += driver.answers
         self._driver, self._setup = None, None
+        self._idle_since = time.monotonic()
 
     async def _wait_for_news(self, fed: bool) -> None:
         driver = self._driver
         if driver is None:
-            await asyncio.sleep(_IDLE_S if self._phase is Phase.IDLE else _NEWS_S)
+            recently = time.monotonic() - self._idle_since < _RECENTLY_S
+            await asyncio.sleep(_PACE_S if self._phase is Phase.IDLE and recently else _NEWS_S)
+            return
+        if driver.is_finished():
             return
         driver.wake.clear()
         # A worker that got nothing asks again soon; one that was fed waits for results or an empty queue.

@@ -111,6 +111,10 @@ class Driver:
         """Return how many requests are with the server."""
         return len(self._in_flight)
 
+    def is_finished(self) -> bool:
+        """Return whether all that was here is answered, and some of it not collected yet."""
+        return bool(self._done) and not self.held()
+
     def collect(self) -> list[Line]:
         """Return the lines finished since the last call."""
         done, self._done, self._done_bytes = self._done, [], 0
