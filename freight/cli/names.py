@@ -6,9 +6,6 @@ import socket
 from typing import Final, cast
 from urllib.parse import urlsplit
 
-import click
-from click.shell_completion import CompletionItem
-
 from freight.client.address import Address, Reach, find_service
 from freight.errors import FreightError
 
@@ -31,25 +28,19 @@ class _UnixConnection(http.client.HTTPConnection):
         self.sock.connect(self._path)
 
 
-def complete_job(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Return the jobs that go on from what was typed."""
-    return [CompletionItem(name) for name in _job_names(ctx.params.get("server")) if name.startswith(incomplete)]
-
-
-def complete_model(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Return the models that go on from what was typed, or where there are none have the shell complete a file."""
+def model_names() -> list[str]:
+    """Return the registered models and their aliases; none where the settings are wrong."""
     from freight.cli.settings import settings
 
     try:
         models = settings().models
     except FreightError:
-        models = {}
-    names = [*models, *(alias for entry in models.values() for alias in entry.aliases)]
-    found = [CompletionItem(name) for name in names if name.startswith(incomplete)]
-    return found or [CompletionItem(incomplete, type="file")]
+        return []
+    return [*models, *(alias for entry in models.values() for alias in entry.aliases)]
 
 
-def _job_names(server: str | None) -> list[str]:
+def job_names(server: str | None) -> list[str]:
+    """Return the names of the service's jobs; none where it does not answer."""
     try:
         address = find_service(server, None)
         reach = Reach(address.socket) if address.socket else None

@@ -46,9 +46,25 @@ class Concurrency(click.ParamType[int]):
 
 def job_argument(command: Callable[P, R]) -> Callable[P, R]:
     """Give a command its NAME, which the shell completes."""
-    from freight.cli.names import complete_job
+    return click.argument("name", shell_complete=_complete_job)(command)
 
-    return click.argument("name", shell_complete=complete_job)(command)
+
+def _complete_job(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    from freight.cli.names import job_names
+
+    return [CompletionItem(name) for name in job_names(ctx.params.get("server")) if name.startswith(incomplete)]
+
+
+def model_option(help_text: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Give a command --model, which the shell completes from the registry, or as a file."""
+    return click.option("--model", metavar="M", shell_complete=_complete_model, help=help_text)
+
+
+def _complete_model(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    from freight.cli.names import model_names
+
+    found = [CompletionItem(name) for name in model_names() if name.startswith(incomplete)]
+    return found or [CompletionItem(incomplete, type="file")]
 
 
 def service_options(starts: bool = False) -> Callable[[Callable[..., R]], Callable[..., R]]:

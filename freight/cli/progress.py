@@ -4,35 +4,39 @@ import sys
 import time
 from contextlib import suppress
 from types import TracebackType
-from typing import Final
-
-from rich.console import Console
-from rich.live import Live
-from rich.progress_bar import ProgressBar
-from rich.table import Table
-from rich.text import Text
+from typing import TYPE_CHECKING, Final
 
 from freight.cli.text import printable
 from freight.core.job import State
 from freight.core.progress import Outcome, Progress
+
+# Imported where it is used: help and completion have no time for it.
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.live import Live
+    from rich.table import Table
 
 LINE_EVERY_S: Final = 30.0
 _BAR_WIDTH: Final = 28
 _SAME_COMMAND: Final = "the same command then goes on with the records that are left"
 
 
-class _LastingConsole(Console):
-    """A console whose reader may go away, as `2>&1 | head` does: it falls silent, and the run goes on."""
+def _lasting_console() -> "Console":
+    """Return a console whose reader may go away, as `2>&1 | head` does: it falls silent, and the run goes on."""
+    from rich.console import Console
 
-    def on_broken_pipe(self) -> None:
-        self.quiet = True
+    class Lasting(Console):
+        def on_broken_pipe(self) -> None:
+            self.quiet = True
+
+    return Lasting(file=sys.stderr, highlight=False, soft_wrap=True, markup=False)
 
 
 class RunConsole:
     """A run's messages, all on standard error."""
 
     def __init__(self) -> None:
-        self._console = _LastingConsole(file=sys.stderr, highlight=False, soft_wrap=True, markup=False)
+        self._console = _lasting_console()
         self._live: Live | None = None
         self._line_at = time.monotonic() + LINE_EVERY_S
         self._last_state = ""
@@ -65,6 +69,8 @@ class RunConsole:
         """Show how the job stands."""
         if self._console.is_terminal:
             if self._live is None:
+                from rich.live import Live
+
                 self._live = Live(console=self._console, refresh_per_second=4, transient=True)
                 self._live.start()
             self._live.update(_bar(progress))
@@ -99,7 +105,11 @@ def line(progress: Progress) -> str:
     return " · ".join(parts)
 
 
-def _bar(progress: Progress) -> Table:
+def _bar(progress: Progress) -> "Table":
+    from rich.progress_bar import ProgressBar
+    from rich.table import Table
+    from rich.text import Text
+
     grid = Table.grid(padding=(0, 1))
     bar = ProgressBar(total=max(progress.total, 1), completed=progress.totals.done, width=_BAR_WIDTH)
     grid.add_row(bar, Text(line(progress), overflow="ellipsis", no_wrap=True))

@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from freight.cli.names import complete_model
-from freight.cli.parameters import Concurrency, Duration, json_option, service_options
+from freight.cli.parameters import Concurrency, Duration, json_option, model_option, service_options
 from freight.cli.service import Service
-from freight.client.calls import NAME_RULE, JobOptions, check_key, is_name, job_request
+from freight.client.calls import NAME_RULE, ConnectionLost, JobOptions, check_key, is_name, job_request
 from freight.core.view import JobRequest, Submitted
 from freight.errors import Interrupted, OperationError, UserError, refusing
 
@@ -24,12 +23,9 @@ if TYPE_CHECKING:
 
 @click.command()
 @click.argument("file", type=click.Path())
-@click.option(
-    "--model",
-    metavar="M",
-    shell_complete=complete_model,
-    help="A registered model, a .gguf file, or the URL of a server that runs. "
-    "[default: the first record's, if it is registered, or the default model]",
+@model_option(
+    "A registered model, a .gguf file, or the URL of a server that runs. "
+    "[default: the first record's, if it is registered, or the default model]"
 )
 @click.option("--name", metavar="N", help="The job's name. [default: a readable one is made]")
 @click.option(
@@ -163,8 +159,11 @@ class _Input:
         elif self.file is not None:
             from freight.client.outgoing import pieces
 
-            yield from pieces(self.file.reader(), self.file.size)
-            self.check_unchanged()
+            try:
+                yield from pieces(self.file.reader(), self.file.size)
+            except OperationError:
+                self.check_unchanged()  # That it changed says more than that it is short.
+                raise
 
     def check_unchanged(self) -> None:
         """Raise OperationError when the file is no longer what it was."""
@@ -206,6 +205,8 @@ def _submit(client: "Client", source: _Input, request: JobRequest, key: str | No
         source.check_unchanged()
     except KeyboardInterrupt:
         raise Interrupted(f"interrupted while {source.shown} was sent; nothing was submitted") from None
+    except ConnectionLost as error:
+        raise OperationError(f"{error.message}; nothing was submitted", "submit it again") from error
     try:
         return client.create(replace(request, upload=upload.id), idempotency_key=key)
     except KeyboardInterrupt:

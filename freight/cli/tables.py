@@ -7,9 +7,6 @@ from typing import Any, Final
 
 import click
 import msgspec
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
 from freight.cli.progress import duration
 from freight.cli.text import printable
@@ -20,6 +17,10 @@ _ENDLESS: Final = 1 << 14
 
 def print_table(headings: Sequence[str], rows: Sequence[Sequence[str]], shrinks: Sequence[str] = ()) -> None:
     """Print a table that fits the terminal; the columns named by `shrinks` give way first, a line stays a line."""
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
     width = None if sys.stdout.isatty() else _ENDLESS
     console = Console(width=width, highlight=False, markup=False, color_system=None)
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="")

@@ -143,7 +143,9 @@ def progress_of(status: JobStatus) -> Progress:
 
 def outcome_of(status: JobStatus) -> Outcome:
     """Return how a job that is final ended."""
-    return Outcome(State(status.state), status.reason, status.records or 0, _totals(status), tuple(status.failures))
+    state = State(status.state)
+    reason = status.reason if state in (State.FAILED, State.TIMED_OUT) else ""
+    return Outcome(state, reason, status.records or 0, _totals(status), tuple(status.failures))
 
 
 def _totals(status: JobStatus) -> Totals:

@@ -75,7 +75,8 @@ def pieces(source: Source, size: int | None) -> Iterator[bytes]:
         left = None if left is None else left - len(chunk)
     if left:
         raise OperationError(
-            f"{_shown(source)} became shorter while it was sent; nothing was submitted", "submit it again"
+            f"{_shown(source) or 'the input'} became shorter while it was sent; nothing was submitted",
+            "submit it again",
         )
 
 

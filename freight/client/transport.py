@@ -48,7 +48,7 @@ def speaking(address: Address) -> Generator[None]:
         ) from error
     except httpx.TransportError as error:
         raise ConnectionLost(
-            f"the connection to the service at {address.shown} broke: {error or type(error).__name__}",
+            f"the connection to the service at {address.shown} broke: {str(error).rstrip('.') or type(error).__name__}",
             "the service may have been stopped: freight ps",
         ) from error
     except (httpx.HTTPError, httpx.StreamError, httpx.InvalidURL) as error:
