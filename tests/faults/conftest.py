@@ -1,10 +1,12 @@
 """Fixtures for the fault tests."""
 
 from collections.abc import Generator
+from pathlib import Path
 
 import pytest
 
 from tests.faults.runs import Running
+from tests.faults.services import Served, served
 
 
 @pytest.fixture(autouse=True)
@@ -14,3 +16,10 @@ def nothing_runs_on() -> Generator[None]:
     yield
     for running in Running.alive - shared:
         running.give_up()
+
+
+@pytest.fixture
+def service(tmp_path: Path) -> Generator[Served]:
+    """A box for a service, which no test has started yet."""
+    with served(tmp_path / "service") as box:
+        yield box
