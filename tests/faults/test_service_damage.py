@@ -10,7 +10,10 @@ from typing import Final
 import pytest
 
 from freight.core.device import Holder
+from freight.core.job import Event
 from freight.launchers.locks import lock_device, lock_folder
+from freight.store.catalog import Catalog
+from freight.store.folder import Locking
 from tests.faults.runs import records
 from tests.faults.services import Served, refused
 from tests.harness import engine
@@ -145,14 +148,15 @@ def refused_by_both(service: Served, *words: str) -> None:
 
 
 def some_jobs(service: Served) -> Path:
-    """Leave a catalog with a few jobs and no service; return its path."""
-    service.own_engine()
-    service.write("in.jsonl", records(COUNT))
-    service.serve()
-    for number in range(3):
-        service.submit("in.jsonl", f"job{number}")
-    service.wait_state("job2", "COMPLETED")
-    stop(service)
+    """Leave a catalog with a few pages of finished jobs and no service; return its path."""
+    folder = service.data / "batch"
+    folder.mkdir(parents=True)
+    catalog = Catalog(service.data / "catalog.db", Locking.LOCAL)
+    for number in range(30):
+        row = catalog.add(f"j{number}", {"filler": "x" * 500}, 1, None, 1.0, name=f"job{number}")
+        catalog.happened(row, Event.REFUSED, 2.0)
+        (folder / row.id).mkdir()
+    catalog.close()
     return service.data / "catalog.db"
 
 
@@ -168,4 +172,4 @@ def test_catalog_of_a_newer_freight_is_refused_and_left_as_it_is(service: Served
 def test_damaged_catalog_is_refused_in_words(service: Served, start: int) -> None:
     overwritten(start)(some_jobs(service))
     refused_by_both(service, str(service.data), "restore it from a copy")
-    assert len(list((service.data / "batch").iterdir())) == 3, "inputs and results are not touched"
+    assert len(list((service.data / "batch").iterdir())) == 30, "inputs and results are not touched"

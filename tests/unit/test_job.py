@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from freight.core.job import FINAL, NEXT, Event, IllegalTransition, State, Totals, advance
+from freight.core.job import FINAL, NEXT, Event, IllegalTransition, State, Totals, advance, running_s
 
 ALL = [(state, event) for state in State for event in Event]
 CONTINUING = {Event.CONTINUED, Event.RETRIED}
@@ -106,3 +106,62 @@ def test_totals_add_up_field_by_field(one: Totals, other: Totals) -> None:
     assert one.plus(Totals()) == one
     for field in Totals.__slots__:
         assert getattr(both, field) == getattr(one, field) + getattr(other, field)
+
+
+@pytest.mark.parametrize("state", sorted(set(State) - FINAL - {State.VALIDATING, State.CANCELLING}))
+def test_a_job_whose_files_break_fails_in_whatever_state_it_is(state: State) -> None:
+    assert advance(state, Event.BROKE) is State.FAILED
+
+
+@pytest.mark.parametrize("state", [*sorted(FINAL), State.VALIDATING, State.CANCELLING])
+def test_a_job_that_is_ending_or_has_ended_cannot_break(state: State) -> None:
+    with pytest.raises(IllegalTransition):
+        advance(state, Event.BROKE)
+
+
+def life(*events: tuple[float, Event]) -> list[tuple[float, Event, State]]:
+    """Return the events of a new job with the states that they lead to."""
+    told: list[tuple[float, Event, State]] = []
+    state = State.VALIDATING
+    for at, event in events:
+        state = advance(state, event)
+        told.append((at, event, state))
+    return told
+
+
+BEGUN = ((0.0, Event.ACCEPTED), (10.0, Event.WORKER_GRANTED), (15.0, Event.WORKER_READY))
+DONE = ((25.0, Event.LAST_RECORD_DONE), (30.0, Event.OUTPUT_WRITTEN))
+
+
+@pytest.mark.parametrize(
+    ("more", "until", "expected"),
+    [
+        ((), 15.0, 5.0),
+        ((), 20.0, 10.0),
+        (DONE, 99.0, 15.0),
+        (((20.0, Event.BLOCKED),), 99.0, 10.0),
+        (((20.0, Event.BLOCKED), (50.0, Event.UNBLOCKED)), 99.0, 10.0),
+        (((20.0, Event.BLOCKED), (50.0, Event.UNBLOCKED), (60.0, Event.WORKER_GRANTED)), 63.0, 13.0),
+        (((20.0, Event.WORKERS_LOST),), 99.0, 10.0),
+        (((20.0, Event.CANCEL_ASKED),), 99.0, 10.0),
+        # The service was killed at 20 and began again at 80: it notes the end of the run at the last sign of it.
+        (((20.0, Event.CONTROL_STOPPED), (90.0, Event.WORKER_GRANTED)), 92.0, 12.0),
+        ((*DONE, (100.0, Event.RETRIED)), 200.0, 0.0),
+        ((*DONE, (100.0, Event.RETRIED), (110.0, Event.WORKER_GRANTED)), 117.0, 7.0),
+        (((20.0, Event.TIME_RAN_OUT), (30.0, Event.CONTINUED), (31.0, Event.WORKER_GRANTED)), 34.0, 3.0),
+    ],
+)
+def test_running_time_counts_from_the_last_submission_and_only_what_runs(
+    more: tuple[tuple[float, Event], ...], until: float, expected: float
+) -> None:
+    assert running_s(life(*BEGUN, *more), until) == expected
+
+
+def test_a_job_that_never_ran_has_run_for_no_time() -> None:
+    assert running_s([], 99.0) == 0.0
+    assert running_s(life((0.0, Event.ACCEPTED)), 99.0) == 0.0
+
+
+def test_a_clock_that_was_set_back_takes_nothing_off_the_running_time() -> None:
+    assert running_s(life(*BEGUN, (12.0, Event.LAST_RECORD_DONE)), 99.0) == 5.0
+    assert running_s(life(*BEGUN), 3.0) == 5.0

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from freight.core.answer import Answer, Line, answer_line, error_line, refused_line
 from freight.core.job import Totals
 from freight.core.record import INTAKE_CODES
+from freight.store.database import Sharing
 from freight.store.folder import Locking
 from freight.store.results import PAGE_ROWS, Failure, Results
 
@@ -224,3 +225,68 @@ def test_an_answer_of_ten_megabytes_comes_back_whole(results: Results) -> None:
     results.put([line], epoch=0)
 
     assert tails(results) == {0: line.tail}
+
+
+def test_a_death_is_charged_once_however_often_it_is_told(path: Path) -> None:
+    results = Results(path, Locking.LOCAL)
+    for _ in range(3):
+        assert results.accuse([3, 7], "w", 1) == {3: 1, 7: 1}
+    results.close()
+
+    again = Results(path, Locking.LOCAL)
+    assert again.accuse([3, 7], "w", 1) == {3: 1, 7: 1}
+    assert again.accuse([3], "other", 1) == {3: 2}
+    assert again.accuse([3], "w", 2) == {3: 3}
+    assert again.suspects() == {3: 3, 7: 1}
+    again.close()
+
+
+def test_a_death_that_comes_again_accuses_no_record_that_was_cleared_meanwhile(results: Results) -> None:
+    results.accuse([3, 7], "w", 1)
+    results.put([answered(3)], epoch=0)
+
+    assert results.accuse([3, 7], "w", 1) == {7: 1}
+
+
+@pytest.fixture
+def shared(path: Path) -> Generator[tuple[Results, Results]]:
+    writer = Results(path, Locking.LOCAL, Sharing.WRITER)
+    reader = Results(path, Locking.LOCAL, Sharing.READER)
+    yield writer, reader
+    reader.close()
+    writer.close()
+
+
+def test_a_reader_pages_in_order_while_the_writer_goes_on(shared: tuple[Results, Results]) -> None:
+    writer, reader = shared
+    writer.put([answered(index) for index in range(0, 4 * PAGE_ROWS, 2)], epoch=0)
+    seen: list[int] = []
+    for number, page in enumerate(reader.pages()):
+        seen += [index for index, _, _ in page]
+        # One behind what was read, one before its end, one after it: the reader sees what comes after its place.
+        writer.put([answered(index) for index in (1, seen[-1] - 1, seen[-1] + 1 + 2 * number)], epoch=0)
+
+    assert seen == sorted(set(seen))
+    assert set(seen) >= set(range(0, 4 * PAGE_ROWS, 2))
+    assert reader.totals() == writer.totals()
+
+
+def test_a_reader_sees_what_was_committed_and_cannot_write(shared: tuple[Results, Results]) -> None:
+    writer, reader = shared
+    writer.put([answered(1), failed(2)], epoch=0)
+
+    assert tails(reader) == {1: answered(1).tail, 2: failed(2).tail}
+    assert reader.failures() == writer.failures()
+    with pytest.raises(apsw.ReadOnlyError):
+        reader.put([answered(3)], epoch=0)
+    assert writer.totals().done == 2
+
+
+def test_a_long_read_does_not_keep_the_writer_waiting(shared: tuple[Results, Results]) -> None:
+    writer, reader = shared
+    writer.put([answered(index) for index in range(3)], epoch=0)
+    pages = reader.pages()
+    next(pages)
+
+    assert writer.put([answered(index) for index in range(3, 1000)], epoch=0).done == 997
+    assert next(pages)[0][0] == 3

@@ -11,7 +11,7 @@ from tests.harness import ROOT
 
 PACKAGE = ROOT / "freight"
 # From the ground up; each may import from itself and what is below it.
-ROOMS = ("core", "store", "engines", "launchers", "worker", "control", "api", "cli")
+ROOMS = ("core", "store", "client", "engines", "launchers", "worker", "control", "api", "cli")
 IMPURE = {"asyncio", "os", "pathlib", "random", "socket", "subprocess", "tempfile", "threading", "time", "uuid"}
 MOST_LINES = 500
 MOST_FUNCTION_LINES = 70
