@@ -93,14 +93,14 @@ class Apply:
         if isinstance(action, Wait):
             self._note_reason(action)
             return
-        if action.job not in self._roster.open and not await self._open(action):
+        job = self._roster.open.get(action.job) or await self._open(action)
+        if job is None:
             return
-        job = self._roster.open[action.job]
         match action:
             case StartWorker():
                 await self._start_worker(job, action)
             case Join():
-                await self._join(job, self._roster.workers[action.worker])
+                await self._join(job, action.worker)
             case StopWorkers():
                 for worker in job.workers.values():
                     self.let_go(worker)
@@ -122,26 +122,28 @@ class Apply:
     def _note_reason(self, action: Wait) -> None:
         if action.job in self._roster.open:
             self._roster.open[action.job].wait_reason = action.reason
-        else:
+        elif action.job in self._roster.waiting:
             self._roster.waiting[action.job].reason = action.reason
 
-    async def _open(self, action: JobAction) -> bool:
+    async def _open(self, action: JobAction) -> JobRun | None:
         """Open a job whose turn has come; one that cannot be opened is left to fail."""
-        waiting = self._roster.waiting[action.job]
+        waiting = self._roster.waiting.get(action.job)
+        if waiting is None:
+            return None  # An earlier action of the same plan ended it.
         try:
             if waiting.failure:
                 await self._end_unopened(waiting, action)
-                return False
+                return None
             job = await waiting.open(waiting)
         except StorageFull as error:
             waiting.reason = error.message
-            return False
+            return None
         except (FreightError, *STORAGE_ERRORS) as error:
             waiting.failure = f"the job's files cannot be read: {error}"
-            return False
+            return None
         del self._roster.waiting[action.job]
         self._roster.open[action.job] = job
-        return True
+        return job
 
     async def _end_unopened(self, waiting: WaitingJob, action: JobAction) -> None:
         """End a job that cannot be opened, as far as its state allows that."""
@@ -229,8 +231,11 @@ class Apply:
             await self._write(self._catalog.worker_runs, worker, process.identity())
         return run
 
-    async def _join(self, job: JobRun, worker: WorkerRun) -> None:
+    async def _join(self, job: JobRun, chosen: str) -> None:
         """Let a warm worker serve a job; its next report is answered with what that is."""
+        worker = self._roster.workers.get(chosen)
+        if worker is None or worker.stopping or worker.job is not None:
+            return  # It has ended meanwhile.
         try:
             worker.number = await self._write(self._catalog.worker_joins, worker.id, job.row.id, time.time())
         except StorageFull as error:
@@ -244,11 +249,12 @@ class Apply:
         """Take note that a worker has handed in all that it had of its job, and keeps its server up."""
         job.workers.pop(worker.id, None)
         job.dispatcher.lost(worker.id)
-        worker.job, worker.releasing = None, False
+        worker.end_release()
+        worker.job = None
         worker.since = time.monotonic()
         with suppress(StorageFull):
             await self._write(self._catalog.worker_leaves, worker.id, time.time())
-        keep_log(job.folder, worker.log, worker.number, is_last=False)
+        await asyncio.to_thread(keep_log, job.folder, worker.log, worker.number, False)
         self._changed.set()
 
     def _device(self, wanted: str | None) -> Device | None:
@@ -272,11 +278,12 @@ class Apply:
         await worker.process.clear()
         del self._roster.workers[worker.id]
         job = worker.job
+        worker.end_release()
         if job is not None:
-            del job.workers[worker.id]
+            job.workers.pop(worker.id, None)
             job.dispatcher.lost(worker.id)
             if self._is_shared:
-                keep_log(job.folder, worker.log, worker.number, is_last=True)
+                await asyncio.to_thread(keep_log, job.folder, worker.log, worker.number, True)
             if not worker.is_leaving():
                 words = _last_words(worker, status)
                 job.start_failed(worker.place(), words, worker.hopeless, time.monotonic())
@@ -289,8 +296,7 @@ class Apply:
         if worker.is_leaving():
             return
         if worker.phase is Phase.READY and self._is_wanted(worker):
-            worker.releasing = True
-            asyncio.get_running_loop().call_later(STOP_GRACE_S, self._end_if_still_there, worker)
+            worker.begin_release(asyncio.get_running_loop().call_later(STOP_GRACE_S, worker.process.kill))
         else:
             self.stop_worker(worker)
 
@@ -301,9 +307,11 @@ class Apply:
             job.launch == worker.launch and job is not worker.job and job.row.state == State.QUEUED for job in queue
         )
 
-    def _end_if_still_there(self, worker: WorkerRun) -> None:
-        if worker.releasing:
-            worker.process.kill()
+    def stop_warm(self, chosen: str) -> None:
+        """End a worker that serves no job, unless it does by now."""
+        worker = self._roster.workers.get(chosen)
+        if worker is not None and worker.job is None:
+            self.stop_worker(worker)
 
     def stop_worker(self, worker: WorkerRun, grace_s: float = STOP_GRACE_S) -> None:
         """Tell a worker to end; one that does not is killed after a grace."""
@@ -346,7 +354,8 @@ class Apply:
             if not self._is_shared:
                 raise
             # All the same the job ends, in words that say what became of its results file.
-            reason = f"{reason}; {error.message}" if reason else error.message
+            if error.message not in reason:
+                reason = f"{reason}; {error.message}" if reason else error.message
         await self.happened(job, event, reason)
 
     def _conclude(self, job: JobRun, code: str, reason: str) -> None:

@@ -167,7 +167,7 @@ class ControlPlane:
                 await self.apply.follow(job)
             for action in plan(self._snapshot(now), now):
                 if isinstance(action, StopWarm):
-                    self.apply.stop_worker(self.roster.workers[action.worker])
+                    self.apply.stop_warm(action.worker)
                 else:
                     await self.apply.do(action)
             for job in list(self.roster.open.values()):
@@ -272,7 +272,7 @@ class ControlPlane:
             return Orders(PROTOCOL, Order.RUN)
         if report.job != job.row.id:
             return Orders(PROTOCOL, Order.RUN, setup=job.setup(worker.source))
-        if worker.releasing:
+        if worker.release is not None:
             return Orders(PROTOCOL, Order.RELEASE)
         leases = []
         if job.row.state == State.RUNNING and not job.blocked and all(w.attached for w in job.workers.values()):

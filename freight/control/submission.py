@@ -6,6 +6,7 @@ import logging
 import os
 import random
 import time
+import traceback
 import uuid
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -195,7 +196,9 @@ class Submission:
             checking.refused = error
             await self._refuse(checking, error, again)
         except Exception as error:
-            log.exception("job %s: its input could not be read", job)
+            # Without the error's own words, which may quote a record.
+            frames = "".join(traceback.format_tb(error.__traceback__))
+            log.error("job %s: a bug in reading its input: %s\n%s", job, type(error).__name__, frames)
             checking.refused = error
             await self._refuse(checking, OperationError(f"a bug: {type(error).__name__}"), again)
         finally:
@@ -258,13 +261,14 @@ class Submission:
     async def _refuse(self, checking: Checking, error: FreightError, again: bool) -> None:
         """Leave no job of a refused input; where nobody waits for the answer any more, a failed one that says why."""
         context, job = self._context, checking.row.id
-        if not again:
-            await context.write(context.catalog.delete, job)
-            context.folder.forget(job)
-        elif checking.row.state == State.VALIDATING:
-            await context.plane.apply.happened(checking, Event.REFUSED, error.message)
-        else:
-            await context.plane.apply.happened(checking, Event.WORKERS_GONE)
+        async with context.plane.deciding:
+            if not again:
+                await context.write(context.catalog.delete, job)
+                await context.in_thread(context.folder.forget, job)
+            elif checking.row.state == State.VALIDATING:
+                await context.plane.apply.happened(checking, Event.REFUSED, error.message)
+            else:
+                await context.plane.apply.happened(checking, Event.WORKERS_GONE)
 
 
 async def _outcome(checking: Checking) -> None:

@@ -42,7 +42,8 @@ class WorkerRun:
     pushed_back: bool = False
     hopeless: bool = False
     stopping: bool = False
-    releasing: bool = False
+    # What kills it when it does not let go of its job in time; None while it need not.
+    release: asyncio.TimerHandle | None = None
     last_number: int = 0
     last_orders: bytes = b""
     # Held during an exchange: a report that comes again waits for the first one's orders.
@@ -61,7 +62,17 @@ class WorkerRun:
 
     def is_leaving(self) -> bool:
         """Return whether it was told to leave its job."""
-        return self.stopping or self.releasing
+        return self.stopping or self.release is not None
+
+    def begin_release(self, timer: asyncio.TimerHandle) -> None:
+        """Have it let go of its job."""
+        self.release = timer
+
+    def end_release(self) -> None:
+        """It has let go of its job, or is gone."""
+        if self.release is not None:
+            self.release.cancel()
+        self.release = None
 
     def warm_view(self) -> WarmView:
         """Return the worker as the planner sees it while it serves no job."""

@@ -205,7 +205,8 @@ class Agent:
         driver = self._driver
         if driver is None:
             recently = time.monotonic() - self._idle_since < _RECENTLY_S
-            await asyncio.sleep(_PACE_S if self._phase is Phase.IDLE and recently else _NEWS_S)
+            slow_s = HEARTBEAT_S / 2 if self._phase is Phase.IDLE else _NEWS_S
+            await asyncio.sleep(_PACE_S if self._phase is Phase.IDLE and recently else slow_s)
             return
         if driver.is_finished():
             return

@@ -1,6 +1,5 @@
 """Garbage, half requests and strangers on the service's two sockets: it stays healthy, and nothing of it leaks in."""
 
-import os
 import random
 import socket
 from collections.abc import Generator
@@ -50,6 +49,7 @@ def busy(tmp_path_factory: pytest.TempPathFactory) -> Generator[Served]:
 
 
 def sockets(service: Served) -> tuple[Path, Path]:
+    """Return the sockets of the API and of the workers."""
     return service.socket, service.socket.with_name("control.sock")
 
 
@@ -65,13 +65,19 @@ def healthy(service: Served) -> None:
 
 
 def connected(path: Path) -> socket.socket:
+    """Return a connection to a socket."""
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     connection.settimeout(20)
-    connection.connect(str(path))
+    try:
+        connection.connect(str(path))
+    except OSError:
+        connection.close()
+        raise
     return connection
 
 
 def test_what_is_no_request_and_who_hangs_up_change_nothing(busy: Served) -> None:
+    print(f"seed {SEED}")
     for path in sockets(busy):
         for raw in RAW.values():
             with connected(path) as connection:
@@ -151,6 +157,7 @@ def report(**fields: object) -> bytes:
 
 
 def exchange(service: Served, content: bytes) -> httpx.Response:
+    """Send what a worker would."""
     with httpx.Client(transport=httpx.HTTPTransport(uds=str(sockets(service)[1]))) as client:
         return client.post("http://control/exchange", content=content)
 
@@ -190,6 +197,3 @@ def test_stop_is_not_kept_waiting_by_half_requests(busy: Served) -> None:
     assert busy.uploads() == []
     assert busy.ask("SELECT state FROM job") == [("QUEUED",)]
 
-
-def test_seed_is_printed() -> None:
-    print(f"seed {SEED}, process {os.getpid()}")
