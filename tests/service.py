@@ -5,6 +5,7 @@ import os
 import pty
 import select
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -20,7 +21,6 @@ import psutil
 from freight.client.sync import Client
 from freight.core.job import FINAL, State
 from freight.core.view import JobStatus
-from freight.errors import FreightError
 from tests.harness import PATIENCE_S, Box, Finished, Json, chat, wait_until
 
 SMALL: Final = "smollm2-135m"
@@ -93,11 +93,11 @@ class ServiceBox(Box):
 
     def is_served(self) -> bool:
         """Return whether a service answers."""
-        try:
-            with Client(self.server) as client:
-                client.version()
-        except FreightError:
-            return False
+        with socket.socket(socket.AF_UNIX) as probe:
+            try:
+                probe.connect(str(self.socket))
+            except OSError:
+                return False
         return True
 
     def simengines(self) -> list[psutil.Process]:

@@ -69,8 +69,9 @@ def test_no_color_is_honoured_on_a_terminal(service: ServiceBox) -> None:
 def test_data_goes_to_standard_output_and_everything_else_does_not(service: ServiceBox) -> None:
     # Each command, and whether it has data to give.
     for command, gives in (
-        (("ps",), True), (("batch", "list"), True), (("batch", "list", "-q"), True), (("batch", "status", "over"), True),
-        (("logs", "front-runner-with-a-long-name"), True), (("batch", "results", "over", "--stdout"), True),
+        (("ps",), True), (("batch", "list"), True), (("batch", "list", "-q"), True),
+        (("batch", "status", "over"), True), (("logs", "front-runner-with-a-long-name"), True),
+        (("batch", "results", "over", "--stdout"), True),
         (("batch", "wait", "over"), False), (("batch", "list", "--status", "FAILED"), False),
         (("batch", "results", "over", "--force"), False),
     ):  # fmt: skip
@@ -111,7 +112,7 @@ def complete(box: Box, line: str, word: int, **extra: str) -> tuple[list[str], s
     variables = {"_FREIGHT_COMPLETE": "bash_complete", "COMP_WORDS": line, "COMP_CWORD": str(word)}
     done, names = imported(box, **variables, **extra)
     assert done.returncode == 0, done.stderr
-    return [text.partition(",")[2] for text in done.stdout.splitlines()], names
+    return [text.partition(",")[2] for text in done.stdout.splitlines() if text], names
 
 
 @pytest.mark.parametrize("command", ["batch wait", "batch status", "batch results", "batch cancel", "logs"])

@@ -180,7 +180,7 @@ def test_only_records_of_endpoints_have_a_timeout_by_default() -> None:
         options = SimpleNamespace(concurrency=0, record_timeout_s=asked)
         index = SimpleNamespace(endpoints_used=frozenset)
         job = SimpleNamespace(model=SimpleNamespace(entry=entry), options=options, limits=limits, index=index)
-        job.needs_device = lambda: JobRun.needs_device(job)  # type: ignore[arg-type]
+        job.row = SimpleNamespace(id="job")
         return JobRun.setup(job, "").record_timeout_s  # type: ignore[arg-type]
 
     assert [setup("endpoint", 0.0), setup("endpoint", 5.0)] == [3600.0, 5.0]

@@ -219,6 +219,17 @@ def served(folder: Path) -> Generator[Served]:
         box.end()
 
 
+@contextmanager
+def device_in_use(service: Served) -> Generator[None]:
+    """Hold the device, so that jobs stay in the queue for as long as the block takes."""
+    held = lock_device(service.device, lock_folder())
+    assert not isinstance(held, Holder)
+    try:
+        yield
+    finally:
+        os.close(held)
+
+
 def ask(database: Path, query: str, *bindings: object) -> list[tuple[Any, ...]]:
     """Return the rows of a query on a database that others may have open."""
     with closing(sqlite3.connect(f"file:{database}?mode=ro", uri=True, timeout=10)) as connection:

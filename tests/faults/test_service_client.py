@@ -16,7 +16,7 @@ import pytest
 
 from freight.errors import OperationError
 from tests.faults.runs import check_complete, free_port, records
-from tests.faults.services import Served, refused, soon
+from tests.faults.services import Served, device_in_use, refused, soon
 from tests.harness import Engine, engine, finish, wait_until
 
 NOWHERE = "http://127.0.0.1:1"
@@ -51,7 +51,9 @@ def test_service_that_is_stopped_in_an_upload_ends_soon_and_the_client_says_so(s
     stopped = service.freight("stop", timeout=20)
     assert stopped.status == 0, stopped
     assert service.uploads() == []
-    refused(finish(submitting, "{}\n" * 100_000), 1, "broke", "nothing was submitted")
+    done = finish(submitting, "{}\n" * 100_000)
+    refused(done, 1)
+    assert "does not answer as a Freight service" not in done.stderr, done
 
 
 @pytest.mark.parametrize("change", ["replaced", "appended", "cut"])
@@ -153,33 +155,33 @@ def test_job_deleted_in_a_download_comes_whole_or_not_at_all(service: Served, fa
     assert service.answers()
 
 
-@contextmanager
-def waiting(service: Served, tmp_path: Path) -> Generator["subprocess.Popen[str]"]:
-    """Have a job of one record under way that takes its time, and a command that waits for it."""
-    with engine(tmp_path / "slow", "--digest", "--latency", "5", record=False) as slow:
-        service.write("in.jsonl", records(1))
-        service.serve()
-        service.submit("in.jsonl", "job", slow.url)
-        service.wait_state("job", "RUNNING")
-        yield service.start("batch", "wait", "job")
+def waiting(service: Served) -> "subprocess.Popen[str]":
+    """Start a service, a job, and a command that waits for it; return that once it has seen the job in the queue."""
+    service.own_engine()
+    service.write("in.jsonl", records(10))
+    service.serve()
+    service.submit("in.jsonl", "job")
+    command = service.start("batch", "wait", "job")
+    assert command.stderr is not None
+    assert f"{service.device} is held by" in command.stderr.readline()
+    return command
 
 
-def test_wait_outlasts_a_service_that_is_killed_and_started_again(service: Served, tmp_path: Path) -> None:
-    with waiting(service, tmp_path) as command:
-        assert command.stderr is not None
-        command.stderr.readline()  # It has seen the job.
+def test_wait_outlasts_a_service_that_is_killed_and_started_again(service: Served) -> None:
+    with device_in_use(service):
+        command = waiting(service)
         service.kill()
+        assert command.stderr is not None
         assert "went away; waiting 60 s for it to come back" in command.stderr.readline()
         service.serve()
-        done = finish(command)
+    done = finish(command)
     assert done.status == 0, done
     assert "the service is back" in done.stderr
 
 
-def test_job_deleted_while_it_is_waited_for_is_told_with_exit_3(service: Served, tmp_path: Path) -> None:
-    with waiting(service, tmp_path) as command:
-        assert command.stderr is not None
-        command.stderr.readline()
+def test_job_deleted_while_it_is_waited_for_is_told_with_exit_3(service: Served) -> None:
+    with device_in_use(service):
+        command = waiting(service)
         os.kill(command.pid, signal.SIGSTOP)
         service.client.cancel("job")
         service.wait_state("job", "CANCELLED")

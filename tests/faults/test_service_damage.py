@@ -2,20 +2,18 @@
 
 import os
 import sqlite3
-from collections.abc import Callable, Generator
-from contextlib import closing, contextmanager
+from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Final
 
 import pytest
 
-from freight.core.device import Holder
 from freight.core.job import Event
-from freight.launchers.locks import lock_device, lock_folder
 from freight.store.catalog import Catalog
 from freight.store.folder import Locking
 from tests.faults.runs import records
-from tests.faults.services import Served, refused
+from tests.faults.services import Served, device_in_use, refused
 from tests.harness import engine
 
 COUNT = 10
@@ -27,17 +25,6 @@ def stop(service: Served) -> None:
     service.server.terminate()
     assert service.server.wait(20) == 0
     service.disconnect()
-
-
-@contextmanager
-def device_in_use(service: Served) -> Generator[None]:
-    """Hold the device, so that jobs stay in the queue for as long as the block takes."""
-    held = lock_device(service.device, lock_folder())
-    assert not isinstance(held, Holder)
-    try:
-        yield
-    finally:
-        os.close(held)
 
 
 def overwritten(start: int, length: int | None = None) -> Callable[[Path], None]:
