@@ -34,6 +34,7 @@ check: lint test
 bench: install
 	@$(BIN)/python -m bench.scale --records 150000
 	@$(BIN)/python -m bench.scale --records 1000000
+	@$(BIN)/python -m bench.service
 
 clean:
 	rm -rf $(VENV) build *.egg-info

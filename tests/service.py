@@ -220,7 +220,7 @@ def endpoint() -> Generator[Endpoint]:
 
     with Server(("127.0.0.1", 0), Handler) as server:
         ours.url = f"http://127.0.0.1:{server.server_port}"
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()
         try:
             yield ours

@@ -188,14 +188,9 @@ def _look(file: "InputFile", limit: int, say: Callable[[str], None]) -> str:
     """Refuse a file that is not worth sending; say what is worth noting of its first records, and return it."""
     from freight.control.inputs import inspect
 
-    sample = inspect(file, limit)
-    if not sample.small_budgets:
-        return ""
-    note = (
-        f"note: {sample.small_budgets} of the first {sample.records} records allow fewer than 512 tokens, "
-        "which a reasoning model may spend thinking"
-    )
-    say(note)
+    note = inspect(file, limit).budget_note()
+    if note:
+        say(note)
     return note
 
 

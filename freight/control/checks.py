@@ -29,16 +29,6 @@ def engine_limits(config: Config) -> EngineLimits:
     )
 
 
-def budget_note(sample: Sample) -> str:
-    """Return advice on records that may spend all they are allowed thinking; "" where there are none."""
-    if not sample.small_budgets:
-        return ""
-    return (
-        f"note: {sample.small_budgets} of the first {sample.records} records allow fewer than 512 tokens, "
-        "which a reasoning model may spend thinking"
-    )
-
-
 def check_models(shown: str, model: ModelSpec, sample: Sample) -> None:
     """Raise UserError when every record of the sample asks for another model than the job's."""
     if model.fits is None or not sample.models:

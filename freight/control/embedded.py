@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Final, Protocol, TypeVar
 
 from freight.config import Config
-from freight.control.checks import budget_note, check_models, engine_limits, intake_limits, intake_rules, listing
+from freight.control.checks import check_models, engine_limits, intake_limits, intake_rules, listing
 from freight.control.continuation import (
     AlreadyDone,
     Asked,
@@ -263,7 +263,7 @@ class EmbeddedRun:
         return self._state.keep_stream(source, lambda: self._interrupted)
 
     def _say_budgets(self, sample: Sample) -> None:
-        note = budget_note(sample)
+        note = sample.budget_note()
         if note:
             self._console.note(note)
 

@@ -248,6 +248,15 @@ class Sample:
     small_budgets: int
     models: tuple[str | None, ...]
 
+    def budget_note(self) -> str:
+        """Return advice on records that may spend all they are allowed thinking; "" where there are none."""
+        if not self.small_budgets:
+            return ""
+        return (
+            f"note: {self.small_budgets} of the first {self.records} records allow fewer than 512 tokens, "
+            "which a reasoning model may spend thinking"
+        )
+
 
 def inspect(file: InputFile, limit: int, stopped: Callable[[], bool] = lambda: False) -> Sample:
     """Return what the first twenty records show; raise UserError for a file that is not worth starting on.

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import msgspec
 
-from freight.control.checks import budget_note, check_models, intake_limits, intake_rules, listing
+from freight.control.checks import check_models, intake_limits, intake_rules, listing
 from freight.control.context import Checking, Context
 from freight.control.inputs import InputFile, inspect
 from freight.control.intake import Index, Problem, scan
@@ -131,7 +131,7 @@ class Submission:
             model = msgspec.structs.replace(model, typed=request.typed, fits=fits)
         _check_gpus(request, model)
         check_models(file.shown, model, sample)
-        notes = tuple(note for note in (why, budget_note(sample)) if note)
+        notes = tuple(note for note in (why, sample.budget_note()) if note)
         return _Resolved(request, model, upload, sha256, notes)
 
     async def _enter(self, resolved: _Resolved, key: str | None, digest: str) -> JobRow:

@@ -8,7 +8,8 @@ from typing import Any, Final
 
 import pytest
 
-from tests.harness import Box, engine
+from tests.harness import Box, engine, engine_command, model_toml
+from tests.service import Endpoint, ServiceBox, endpoint, service_box
 
 AT_ONCE: Final = 4
 
@@ -51,3 +52,27 @@ def started(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     ]
     with ExitStack() as stack:
         yield Started(items, tmp_path_factory.mktemp("scenarios"), stack)
+
+
+@pytest.fixture(scope="session")
+def shared_service(tmp_path_factory: pytest.TempPathFactory) -> Generator[ServiceBox]:
+    """Run a service with one model, "sim", whose server it starts itself."""
+    folder = tmp_path_factory.mktemp("service")
+    sim = model_toml("sim", engine="command", command=engine_command(folder), aliases=["gpt-4o-mini"])
+    with service_box(folder / "box", sim) as box:
+        assert box.freight("serve", "--background").status == 0
+        yield box
+
+
+@pytest.fixture
+def service(shared_service: ServiceBox) -> Generator[ServiceBox]:
+    """Give the service that tests share, without a job."""
+    yield shared_service
+    shared_service.clear()
+
+
+@pytest.fixture
+def end() -> Generator[Endpoint]:
+    """Run an endpoint of the test's own."""
+    with endpoint() as ours:
+        yield ours

@@ -4,33 +4,17 @@ import json
 import stat
 import subprocess
 import sys
-from collections.abc import Generator
 from pathlib import Path
 from typing import Final
 
 import pytest
 
 from freight.core.job import State
-from tests.harness import CASES, Box, chat, code, content, engine_command, model_toml, parse_lines, wait_until
+from tests.harness import CASES, Box, chat, code, content, parse_lines, wait_until
 from tests.service import HOLDS, SMALL, ServiceBox, chats, endpoint, on_terminal, service_box
 
 GOOD: Final = str(CASES / "inputs" / "00_good3.jsonl")
 FREIGHT: Final = f"{sys.executable} -m freight"
-
-
-@pytest.fixture(scope="module")
-def running(tmp_path_factory: pytest.TempPathFactory) -> Generator[ServiceBox]:
-    folder = tmp_path_factory.mktemp("flow")
-    sim = model_toml("sim", engine="command", command=engine_command(folder))
-    with service_box(folder / "box", sim) as box:
-        assert box.freight("serve", "--background").status == 0
-        yield box
-
-
-@pytest.fixture
-def service(running: ServiceBox) -> Generator[ServiceBox]:
-    yield running
-    running.clear()
 
 
 def real_records() -> list[bytes]:

@@ -5,35 +5,12 @@ import os
 import re
 import signal
 import stat
-from collections.abc import Generator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import pytest
-
 from tests.contract.scenario import side_by_side
-from tests.harness import Box, engine_command, finish, model_toml, wait_until
+from tests.harness import Box, finish, model_toml, wait_until
 from tests.service import Endpoint, ServiceBox, chats, endpoint, service_box
-
-
-@pytest.fixture(scope="module")
-def running(tmp_path_factory: pytest.TempPathFactory) -> Generator[ServiceBox]:
-    folder = tmp_path_factory.mktemp("life")
-    with service_box(folder / "box", model_toml("sim", engine="command", command=engine_command(folder))) as box:
-        assert box.freight("serve", "--background").status == 0
-        yield box
-
-
-@pytest.fixture
-def service(running: ServiceBox) -> Generator[ServiceBox]:
-    yield running
-    running.clear()
-
-
-@pytest.fixture
-def end() -> Generator[Endpoint]:
-    with endpoint() as ours:
-        yield ours
 
 
 def service_pids(box: ServiceBox) -> list[int]:

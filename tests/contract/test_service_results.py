@@ -9,30 +9,15 @@ from typing import Final
 import pytest
 
 from freight.core.job import State
-from tests.harness import Finished, chat, code, content, engine_command, model_toml, parse_lines, wait_until
-from tests.service import HOLDS, Endpoint, ServiceBox, chats, endpoint, paused, service_box
+from tests.harness import Finished, chat, code, content, parse_lines, wait_until
+from tests.service import HOLDS, Endpoint, ServiceBox, chats, paused
 
 
-@pytest.fixture(scope="module")
-def running(tmp_path_factory: pytest.TempPathFactory) -> Generator[ServiceBox]:
-    folder = tmp_path_factory.mktemp("results")
-    with service_box(folder / "box", model_toml("sim", engine="command", command=engine_command(folder))) as box:
-        assert box.freight("serve", "--background").status == 0
-        yield box
-
-
-@pytest.fixture
-def service(running: ServiceBox) -> Generator[ServiceBox]:
-    yield running
-    running.clear()
-    for path in running.folder.glob("*results.jsonl"):
+@pytest.fixture(autouse=True)
+def nothing_written(service: ServiceBox) -> Generator[None]:
+    yield
+    for path in service.folder.glob("*results.jsonl"):
         path.unlink()
-
-
-@pytest.fixture
-def end() -> Generator[Endpoint]:
-    with endpoint() as ours:
-        yield ours
 
 
 def refused(done: Finished, status: int, says: str) -> None:

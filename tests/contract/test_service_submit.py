@@ -4,7 +4,6 @@ import json
 import os
 import re
 import threading
-from collections.abc import Generator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import fields
 from pathlib import Path
@@ -16,31 +15,8 @@ from freight.client.sync import Client
 from freight.core.job import State
 from freight.core.view import FailureKind, JobEvent, JobRequest, JobStatus, JobSummary, Submitted, WorkerStatus
 from freight.store.registry import built_in_models
-from tests.harness import Finished, Json, chat, engine_command, model_toml
-from tests.service import HOLDS, Endpoint, ServiceBox, chats, endpoint, service_box
-
-
-@pytest.fixture(scope="module")
-def running(tmp_path_factory: pytest.TempPathFactory) -> Generator[ServiceBox]:
-    folder = tmp_path_factory.mktemp("submit")
-    # A server of one's own list of models takes any name in a body.
-    command = engine_command(folder, "--model", "local-model")
-    toml = model_toml("sim", engine="command", command=command, aliases=["gpt-4o-mini"])
-    with service_box(folder / "box", toml) as box:
-        assert box.freight("serve", "--background").status == 0
-        yield box
-
-
-@pytest.fixture
-def service(running: ServiceBox) -> Generator[ServiceBox]:
-    yield running
-    running.clear()
-
-
-@pytest.fixture
-def end() -> Generator[Endpoint]:
-    with endpoint() as ours:
-        yield ours
+from tests.harness import Finished, Json, chat
+from tests.service import HOLDS, Endpoint, ServiceBox, chats
 
 
 def refused(done: Finished, says: str) -> None:

@@ -4,35 +4,12 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Generator
 from typing import Final
 
-import pytest
-
-from tests.harness import chat, engine_command, finish, model_toml
-from tests.service import HOLDS, Endpoint, ServiceBox, chats, endpoint, on_terminal, paused, service_box
+from tests.harness import chat, finish
+from tests.service import HOLDS, Endpoint, ServiceBox, chats, on_terminal, paused
 
 CTRL_C_S: Final = 2.0
-
-
-@pytest.fixture(scope="module")
-def running(tmp_path_factory: pytest.TempPathFactory) -> Generator[ServiceBox]:
-    folder = tmp_path_factory.mktemp("wait")
-    with service_box(folder / "box", model_toml("sim", engine="command", command=engine_command(folder))) as box:
-        assert box.freight("serve", "--background").status == 0
-        yield box
-
-
-@pytest.fixture
-def service(running: ServiceBox) -> Generator[ServiceBox]:
-    yield running
-    running.clear()
-
-
-@pytest.fixture
-def end() -> Generator[Endpoint]:
-    with endpoint() as ours:
-        yield ours
 
 
 def waiting_behind(service: ServiceBox, end: Endpoint, name: str) -> subprocess.Popen[str]:

@@ -1,93 +1,24 @@
 """Sharing out a job's records: each is with one worker at a time, and done once, whoever dies meanwhile."""
 
 import asyncio
-import threading
-from collections.abc import Awaitable, Callable, Generator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Generator
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
-import msgspec
 import pytest
 
-from freight.control.dispatcher import Dispatcher
-from freight.control.inputs import InputFile
-from freight.control.intake import Index, Limits, scan
-from freight.control.jobrun import EngineLimits, JobOptions, JobRun
+from freight.control.jobrun import JobRun
 from freight.control.plane import ControlPlane, Policy
-from freight.core.answer import MAX_DEATHS, Answer, Line, answer_line
-from freight.core.job import Event, State
-from freight.core.messages import PROTOCOL, Death, Order, Orders, Phase, Report, Returned
-from freight.core.model import EngineName, ModelEntry, ModelSpec
-from freight.core.record import Rules
-from freight.launchers.base import WorkerPlace
-from freight.store.catalog import Catalog
-from freight.store.folder import FolderLock, Locking
-from freight.store.results import Results
-
-COUNT = 20
-PATIENCE_S = 30
-
-
-def done(*indices: int) -> list[Line]:
-    return [answer_line(index, b'"%d"' % index, 200, "r", Answer(b"{}", 1, 1, 0, False)) for index in indices]
-
-
-@dataclass
-class Parts:
-    """A dispatcher with a real file and real databases."""
-
-    file: InputFile
-    index: Index
-    results: Results
-    catalog: Catalog
-    dispatcher: Dispatcher
-    writer: ThreadPoolExecutor
-    numbers: dict[str, int] = field(default_factory=dict[str, int])
-
-    async def lease(self, worker: str, want: int, workers: int = 1) -> list[int]:
-        """Return the indices that a worker gets."""
-        leases = await self.dispatcher.lease(worker, want, workers)
-        assert all(b'"r%d"' % lease.index in lease.line for lease in leases)
-        return [lease.index for lease in leases]
-
-    def report(self, worker: str, **fields: Any) -> Report:
-        """Return the next report of a worker."""
-        self.numbers[worker] = number = self.numbers.get(worker, 0) + 1
-        fields.setdefault("job", "job" if number > 1 else "")
-        return Report(PROTOCOL, worker, number, fields.pop("phase", Phase.READY), **fields)
-
-    async def accept(self, worker: str, **fields: Any) -> None:
-        await self.dispatcher.accept(self.report(worker, **fields))
-
-    @contextmanager
-    def writing(self) -> Generator[Callable[[], None]]:
-        """Keep the writer busy until what is yielded is called, so that a report is being written for that long."""
-        free = threading.Event()
-        self.writer.submit(free.wait, PATIENCE_S)
-        try:
-            yield free.set
-        finally:
-            free.set()
+from freight.core.answer import MAX_DEATHS
+from freight.core.job import State
+from freight.core.messages import Death, Order, Returned
+from freight.store.folder import FolderLock
+from tests.unit.planes import COUNT, PATIENCE_S, Hand, Parts, done, job_of, opened_parts
 
 
 @pytest.fixture
 def parts(tmp_path: Path) -> Generator[Parts]:
-    path = tmp_path / "in.jsonl"
-    path.write_text("".join(f'{{"custom_id":"r{i}","body":{{"messages":[]}}}}\n' for i in range(COUNT)))
-    file = InputFile(path, "in.jsonl")
-    index = scan(file, Rules(), Limits(10_000), lambda problems: None)
-    results = Results(tmp_path / "results.db", Locking.LOCAL)
-    catalog = Catalog(tmp_path / "catalog.db", Locking.LOCAL)
-    row = catalog.happened(catalog.add("job", {}, COUNT, None, 1.0), Event.ACCEPTED, 1.0)
-    with ThreadPoolExecutor(1) as writer, ThreadPoolExecutor(1) as reader:
-        yield Parts(file, index, results, catalog, Dispatcher(file, index, results, row, writer, reader), writer)
-    results.close()
-    catalog.close()
-    file.close()
+    with opened_parts(tmp_path) as opened:
+        yield opened
 
 
 def test_records_of_a_lost_worker_come_next_and_are_done_once_though_its_last_report_comes_late(parts: Parts) -> None:
@@ -173,59 +104,6 @@ def test_records_that_took_a_server_down_thrice_fail_and_no_other_does(parts: Pa
         assert parts.results.suspects() == {}
 
     asyncio.run(scenario())
-
-
-class Hand:
-    """A launcher, and the listener, in one: the test says what workers say and when they end."""
-
-    def __init__(self) -> None:
-        self.places: list[WorkerPlace] = []
-        self.ends: dict[str, asyncio.Event] = {}
-        self.exchange: Callable[[bytes], Awaitable[bytes]] | None = None
-
-    def listen(self, socket: Path, exchange: Callable[[bytes], Awaitable[bytes]]) -> "Hand":
-        self.exchange = exchange
-        return self
-
-    async def stop(self) -> None:
-        """Nothing to stop."""
-
-    def devices(self) -> tuple[()]:
-        return ()
-
-    def start(self, place: WorkerPlace) -> Any:
-        self.places.append(place)
-        end = self.ends[place.worker] = asyncio.Event()
-
-        async def ended() -> int:
-            await end.wait()
-            return 1
-
-        async def clear() -> None:
-            """Nothing is left of it."""
-
-        return SimpleNamespace(pid=1, identity=dict, ended=ended, clear=clear, kill=end.set)
-
-    async def say(self, report: Report) -> Orders:
-        """Send a report and return the orders."""
-        assert self.exchange is not None
-        return msgspec.msgpack.decode(await self.exchange(msgspec.msgpack.encode(report)), type=Orders)
-
-    async def next_worker(self, number: int) -> str:
-        """Return the id of the `number`th worker, once it was started."""
-        async with asyncio.timeout(PATIENCE_S):
-            while len(self.places) < number:  # noqa: ASYNC110 - it is polled, as the harness does with processes.
-                await asyncio.sleep(0.01)
-        return self.places[number - 1].worker
-
-
-def job_of(parts: Parts, folder: Path) -> JobRun:
-    entry = ModelEntry(engine=EngineName.ENDPOINT, source="http://127.0.0.1:9")
-    model = ModelSpec("m", entry, "m", None, None, frozenset(), {})
-    return JobRun(
-        parts.catalog.get("job"), parts.file, parts.index, parts.results, parts.dispatcher, model, JobOptions(),
-        EngineLimits(60, 60, 60, 60), folder, folder / "out.jsonl", force=False,
-    )  # fmt: skip
 
 
 def test_worker_that_is_lost_while_its_report_is_written_gets_no_leases_any_more(parts: Parts, tmp_path: Path) -> None:
