@@ -28,7 +28,7 @@ ROOT: Final = Path(__file__).resolve().parents[1]
 RECORDS: Final = 10
 _ASK_S: Final = 0.05
 _RUNS: Final = 5
-_POLL_S: Final = 0.02
+_POLL_S: Final = 0.1
 
 
 def input_of(job: int) -> bytes:

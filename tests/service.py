@@ -77,6 +77,16 @@ class ServiceBox(Box):
         """Wait until a job has ended, and return it."""
         return self.until_state(name, *sorted(FINAL))
 
+    def cancel(self, name: str) -> None:
+        """Cancel a job."""
+        with Client(self.server) as client:
+            client.cancel(name)
+
+    def names(self) -> list[str]:
+        """Return the names of all jobs, the newest first."""
+        with Client(self.server) as client:
+            return [job.name for job in client.jobs()]
+
     def lines(self, name: str, only: str | None = None, partial: bool = False) -> list[bytes]:
         """Return the lines of a job's results."""
         with Client(self.server) as client, client.results(name, only, partial) as stream:

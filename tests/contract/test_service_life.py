@@ -53,10 +53,8 @@ def test_no_start_exits_5_and_starts_none(box: Box) -> None:
     box.write("in.jsonl", chats("a"))
     for arguments in (
         ("batch", "submit", "in.jsonl", "--model", "smollm2-135m", "--no-start"),
-        ("batch", "list", "--no-start"),
         ("batch", "wait", "any", "--no-start"),
         ("ps",),
-        ("logs", "any"),
     ):
         done = box.freight(*arguments)
         assert (done.status, done.stdout) == (5, "")

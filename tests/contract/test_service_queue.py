@@ -56,10 +56,11 @@ def service(running: ServiceBox, engines: Path) -> Generator[ServiceBox]:
 def test_higher_priority_goes_first_and_the_rest_in_order_of_arrival(service: ServiceBox) -> None:
     service.put("front", [chat("a", HOLDS)], "red")
     service.until_state("front", State.RUNNING)
+    for name, priority in (("low", -1), ("first", 0), ("second", 0)):
+        service.put(name, chats("a"), "red", priority=priority)
     service.write("in.jsonl", chats("a"))
-    for name, priority in (("low", -1), ("first", 0), ("second", 0), ("high", 7)):
-        options = ("--name", name, "--priority", str(priority), "-q")
-        assert service.batch("submit", "in.jsonl", "--model", "red", *options).status == 0
+    high = ("--name", "high", "--priority", "7", "-q")
+    assert service.batch("submit", "in.jsonl", "--model", "red", *high).status == 0
     service.until("low", lambda job: job.reason.startswith("3 jobs ahead"), "it says why it waits")
     reasons = {job["name"]: job["reason"] for job in json.loads(service.freight("ps", "--json").stdout)["jobs"]}
     held = f"{service.device} is held by front"
@@ -71,7 +72,7 @@ def test_higher_priority_goes_first_and_the_rest_in_order_of_arrival(service: Se
     assert f"QUEUED: 2 jobs ahead; {held}" in service.batch("status", "second").stdout
     # Nothing that runs is stopped for a higher one.
     assert service.job("front").state == "RUNNING"
-    assert service.batch("cancel", "front").status == 0
+    service.cancel("front")
     ended = [service.ended(name) for name in ("high", "first", "second", "low")]
     assert [job.state for job in ended] == ["COMPLETED"] * 4
     began = [job.started_at or "" for job in ended]
@@ -109,7 +110,7 @@ def test_logs_can_be_cut_followed_and_asked_of_one_worker(service: ServiceBox) -
     following = service.start("logs", "talks", "-f")
     assert following.stdout is not None
     assert following.stdout.readline() == "==> worker 1 <==\n"
-    assert service.batch("cancel", "talks").status == 0
+    service.cancel("talks")
     assert following.wait(60) == 0
     following.communicate()
     whole = service.freight("logs", "talks", "--worker", "1").stdout

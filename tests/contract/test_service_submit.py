@@ -68,11 +68,11 @@ def test_job_without_a_name_gets_a_readable_one(service: ServiceBox, end: Endpoi
     assert service.batch("wait", names[0]).status == 0
 
 
-@pytest.mark.parametrize("name", ["", "-a", ".a", "a b", "a/b", "ä", "a" * 65])
+@pytest.mark.parametrize("name", ["", "-a", "a/b", "ä", "a" * 65])
 def test_name_that_breaks_the_rule_is_refused(name: str, service: ServiceBox) -> None:
     service.write("in.jsonl", chats("a"))
     refused(service.batch("submit", "in.jsonl", "--model", "sim", f"--name={name}"), "name")
-    assert service.batch("list").stdout == ""
+    assert service.names() == []
 
 
 def test_name_is_taken_until_its_job_is_deleted(service: ServiceBox, end: Endpoint) -> None:
@@ -131,7 +131,7 @@ def test_strict_lists_every_bad_line_and_leaves_no_job(service: ServiceBox, end:
         ("21", "missing_custom_id"), ("22", "duplicate_custom_id"), ("23", "invalid_json"),
         ("24", "streaming_unsupported"),
     ]  # fmt: skip
-    assert service.batch("list", "--json").stdout.strip() == "[]"
+    assert service.names() == []
     assert list((service.data / "batch").iterdir()) == list((service.data / "uploads").iterdir()) == []
     # Without it the job is made, and these lines are its results.
     service.batch("submit", "in.jsonl", "--model", end.url, "--name", "lenient")
@@ -149,7 +149,7 @@ def test_same_key_and_body_is_the_same_job_and_another_body_is_refused(service: 
     assert json.loads(service.batch("submit", "in.jsonl", *keyed, "--json").stdout)["is_new"] is False
     for other in (("other.jsonl", *keyed), ("in.jsonl", *keyed, "--priority", "1"), ("in.jsonl", *keyed, "--strict")):
         refused(service.batch("submit", *other), "K-1")
-    assert len(service.batch("list", "-q").stdout.split()) == 1
+    assert len(service.names()) == 1
     assert list((service.data / "uploads").iterdir()) == []
     service.ended(first.stdout.strip())
     assert end.seen["a"] == 1
@@ -203,7 +203,7 @@ def test_model_mismatch_of_the_whole_sample_is_refused_with_the_fix(service: Ser
     refused(done, "gpt-5")
     assert "--ignore-record-model" in done.last_line()
     assert "alias" in done.last_line()
-    assert service.batch("list").stdout == ""
+    assert service.names() == []
     # One that fits is enough; the other is that record's result.
     service.write("in.jsonl", [chat("a", model="gpt-5"), chat("b", model="gpt-4o-mini")])
     assert service.batch("submit", "in.jsonl", "--model", "sim", "--name", "mixed").status == 0
@@ -254,15 +254,15 @@ def test_what_cannot_be_is_refused_and_leaves_nothing(name: str, service: Servic
     service.write("in.jsonl", chats("a"))
     done = service.batch("submit", "in.jsonl", *(() if "--model" in options else ("--model", "sim")), *options)
     refused(done, says)
-    assert service.batch("list").stdout == ""
+    assert service.names() == []
     assert list((service.data / "batch").iterdir()) == list((service.data / "uploads").iterdir()) == []
 
 
 def test_output_folder_gets_the_results_file_when_the_job_ends(service: ServiceBox, end: Endpoint) -> None:
-    folder = service.folder / "answers"
+    folder = service.folder / "wanted"
     folder.mkdir()
     service.write("in.jsonl", chats("a", "hold"))
-    arguments = ("submit", "in.jsonl", "--model", end.url, "--output", "answers", "--name", "out")
+    arguments = ("submit", "in.jsonl", "--model", end.url, "--output", "wanted", "--name", "out")
     assert service.batch(*arguments).status == 0
     service.until("out", lambda job: job.done == 1, "one is done")
     assert list(folder.iterdir()) == []

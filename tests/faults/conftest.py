@@ -1,12 +1,11 @@
 """Fixtures for the fault tests."""
 
 from collections.abc import Generator
-from pathlib import Path
 
 import pytest
 
 from tests.faults.runs import Running
-from tests.faults.services import Served, served
+from tests.faults.together import Played
 
 
 @pytest.fixture(autouse=True)
@@ -18,8 +17,12 @@ def nothing_runs_on() -> Generator[None]:
         running.give_up()
 
 
-@pytest.fixture
-def service(tmp_path: Path) -> Generator[Served]:
-    """A box for a service, which no test has started yet."""
-    with served(tmp_path / "service") as box:
-        yield box
+@pytest.fixture(scope="session")
+def played(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Generator[Played]:
+    """Run the tests that run side by side, a few at a time."""
+    items = [
+        item for item in request.session.items if isinstance(item, pytest.Function) and hasattr(item.function, "plot")
+    ]
+    running = Played(items, tmp_path_factory.mktemp("together"))
+    yield running
+    running.close()

@@ -17,6 +17,7 @@ import pytest
 from freight.errors import OperationError
 from tests.faults.runs import check_complete, free_port, records
 from tests.faults.services import Served, device_in_use, refused, soon
+from tests.faults.together import together
 from tests.harness import Engine, engine, finish, wait_until
 
 NOWHERE = "http://127.0.0.1:1"
@@ -34,6 +35,7 @@ def begun(service: Served) -> "subprocess.Popen[str]":
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT], ids=["killed", "interrupted"])
+@together
 def test_client_that_ends_in_an_upload_leaves_nothing_of_it(service: Served, number: int) -> None:
     service.serve()
     submitting = begun(service)
@@ -45,6 +47,7 @@ def test_client_that_ends_in_an_upload_leaves_nothing_of_it(service: Served, num
     assert service.answers()
 
 
+@together
 def test_service_that_is_stopped_in_an_upload_ends_soon_and_the_client_says_so(service: Served) -> None:
     service.serve()
     submitting = begun(service)
@@ -57,6 +60,7 @@ def test_service_that_is_stopped_in_an_upload_ends_soon_and_the_client_says_so(s
 
 
 @pytest.mark.parametrize("change", ["replaced", "appended", "cut"])
+@together
 def test_input_that_changes_during_its_upload_makes_no_job(service: Served, change: str) -> None:
     service.serve()
     # More than the sockets' buffers hold, so that it is still being sent while the service stands still.
@@ -78,10 +82,11 @@ def test_input_that_changes_during_its_upload_makes_no_job(service: Served, chan
     wait_until(lambda: service.uploads() == [], "nothing is left of it", 5)
 
 
+@together
 def test_input_that_changes_under_the_python_client_leaves_no_upload(service: Served) -> None:
     service.serve()
     path = service.write("in.jsonl", records(30))
-    touched = os.stat(path).st_mtime_ns + 10**9
+    touched = path.stat().st_mtime_ns + 10**9
     send = service.client.upload
 
     def send_and_touch(*arguments: object) -> object:
@@ -99,8 +104,8 @@ def test_input_that_changes_under_the_python_client_leaves_no_upload(service: Se
     assert service.uploads() == []
 
 
-@pytest.fixture
-def fast(tmp_path: Path) -> Generator[Engine]:
+@contextmanager
+def giving_fast(_: Served, tmp_path: Path) -> Generator[Engine]:
     """An engine that answers at once."""
     with engine(tmp_path / "engine", "--digest", record=False) as running:
         yield running
@@ -116,6 +121,7 @@ def big_job(service: Served, url: str) -> str:
 
 
 @pytest.mark.parametrize("how", ["killed", "stopped"])
+@together
 def test_service_that_ends_in_a_download_leaves_no_file_and_exit_1(service: Served, fast: Engine, how: str) -> None:
     big_job(service, fast.url)
     target = service.folder / "down"
@@ -136,6 +142,7 @@ def test_service_that_ends_in_a_download_leaves_no_file_and_exit_1(service: Serv
     check_complete(service, BIG, "down/out.jsonl")
 
 
+@together
 def test_job_deleted_in_a_download_comes_whole_or_not_at_all(service: Served, fast: Engine) -> None:
     job = big_job(service, fast.url)
     target = service.folder / "down"
@@ -167,6 +174,7 @@ def waiting(service: Served) -> "subprocess.Popen[str]":
     return command
 
 
+@together
 def test_wait_outlasts_a_service_that_is_killed_and_started_again(service: Served) -> None:
     with device_in_use(service):
         command = waiting(service)
@@ -179,6 +187,7 @@ def test_wait_outlasts_a_service_that_is_killed_and_started_again(service: Serve
     assert "the service is back" in done.stderr
 
 
+@together
 def test_job_deleted_while_it_is_waited_for_is_told_with_exit_3(service: Served) -> None:
     with device_in_use(service):
         command = waiting(service)
@@ -193,20 +202,20 @@ def test_job_deleted_while_it_is_waited_for_is_told_with_exit_3(service: Served)
 class Stranger(BaseHTTPRequestHandler):
     """A web server that is no Freight service."""
 
-    def do_GET(self) -> None:  # noqa: N802 - The name is the library's.
+    def do_GET(self) -> None:
         """Answer with a page."""
         self.send_response(200)
         self.end_headers()
         self.wfile.write(b"<html>Welcome</html>")
 
-    do_POST = do_GET  # noqa: N815
+    do_POST = do_GET  # noqa: N815 - The name is the library's.
 
     def log_message(self, *_: object) -> None:
         """Say nothing."""
 
 
-@pytest.fixture
-def stranger() -> Generator[str]:
+@contextmanager
+def giving_stranger(_: Served, __: Path) -> Generator[str]:
     """The URL of a web server that is no Freight service."""
     with ThreadingHTTPServer(("127.0.0.1", 0), Stranger) as server:
         thread = threading.Thread(target=server.serve_forever, daemon=True)
@@ -216,6 +225,7 @@ def stranger() -> Generator[str]:
         thread.join()
 
 
+@together
 def test_server_that_is_none_is_told_and_none_is_started_in_its_place(service: Served, stranger: str) -> None:
     service.write("in.jsonl", records(3))
     gone = f"http://127.0.0.1:{free_port()}"
@@ -262,6 +272,7 @@ def rude(path: Path, said: bytes) -> Generator[None]:
 
 
 @pytest.mark.parametrize("said", [b"", b"220 mail ESMTP\r\n", b"HTTP/1.1 200 OK\r\nContent-Length: 999\r\n\r\n{"])
+@together
 def test_foreign_program_on_the_own_socket_is_told_from_a_service(service: Served, said: bytes) -> None:
     with rude(service.socket, said):
         for command in (("batch", "list"), ("serve", "--background"), ("stop",)):

@@ -14,6 +14,7 @@ from freight.store.catalog import Catalog
 from freight.store.folder import Locking
 from tests.faults.runs import records
 from tests.faults.services import Served, device_in_use, refused
+from tests.faults.together import together
 from tests.harness import engine
 
 COUNT = 10
@@ -39,6 +40,12 @@ def overwritten(start: int, length: int | None = None) -> Callable[[Path], None]
     return damage
 
 
+def newer(database: Path) -> None:
+    """Make a database one of a version to come."""
+    with closing(sqlite3.connect(database)) as connection:
+        connection.execute("PRAGMA user_version = 99")
+
+
 DAMAGES: Final[dict[str, tuple[str, Callable[[Path], None]]]] = {
     "index-overwritten": ("index.npz", overwritten(0)),
     "index-cut": ("index.npz", lambda path: os.truncate(path, 200)),
@@ -47,17 +54,12 @@ DAMAGES: Final[dict[str, tuple[str, Callable[[Path], None]]]] = {
     "input-cut": ("input.jsonl", lambda path: os.truncate(path, 100)),
     "results-overwritten": ("results.db", overwritten(0)),
     "results-pages": ("results.db", overwritten(100)),
-    "results-newer": ("results.db", lambda path: newer(path)),
+    "results-newer": ("results.db", newer),
 }
 
 
-def newer(database: Path) -> None:
-    """Make a database one of a version to come."""
-    with closing(sqlite3.connect(database)) as connection:
-        connection.execute("PRAGMA user_version = 99")
-
-
 @pytest.mark.parametrize("kind", ["index", "input", "results"])
+@together
 def test_job_whose_own_files_are_damaged_fails_alone_and_others_complete(service: Served, kind: str) -> None:
     damages = {name: damage for name, damage in DAMAGES.items() if name.startswith(kind)}
     service.own_engine()
@@ -95,6 +97,7 @@ def refused_or_whole(service: Served, name: str) -> None:
         assert not path.exists()
 
 
+@together
 def test_damaged_results_of_a_complete_job_are_refused_and_the_job_is_still_shown(service: Served) -> None:
     service.own_engine()
     service.write("in.jsonl", records(COUNT))
@@ -112,6 +115,7 @@ def test_damaged_results_of_a_complete_job_are_refused_and_the_job_is_still_show
     assert service.freight("batch", "delete", "-y", "job").status == 0
 
 
+@together
 def test_results_damaged_while_a_job_runs_fail_that_job_alone(service: Served, tmp_path: Path) -> None:
     with engine(tmp_path / "engine", "--digest", "--latency", "0.05") as slow:
         service.write("in.jsonl", records(200))
@@ -147,6 +151,7 @@ def some_jobs(service: Served) -> Path:
     return service.data / "catalog.db"
 
 
+@together
 def test_catalog_of_a_newer_freight_is_refused_and_left_as_it_is(service: Served) -> None:
     catalog = some_jobs(service)
     newer(catalog)
@@ -156,6 +161,7 @@ def test_catalog_of_a_newer_freight_is_refused_and_left_as_it_is(service: Served
 
 
 @pytest.mark.parametrize("start", [0, 100, 4096], ids=["header", "first page", "other pages"])
+@together
 def test_damaged_catalog_is_refused_in_words(service: Served, start: int) -> None:
     overwritten(start)(some_jobs(service))
     refused_by_both(service, str(service.data), "restore it from a copy")

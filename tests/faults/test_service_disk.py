@@ -3,6 +3,7 @@
 import os
 import signal
 from collections.abc import Generator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from tests.faults.runs import check_complete, records
 from tests.faults.services import Served, refused
 from tests.faults.small_disk import SmallDisk, small_disk
+from tests.faults.together import together
 from tests.harness import Engine, engine, wait_until
 
 COUNT = 150
@@ -17,26 +19,27 @@ NOWHERE = "http://127.0.0.1:1"
 SPACE = b" " * 9_999
 
 
-@pytest.fixture
-def disk(service: Served) -> Generator[SmallDisk]:
+@contextmanager
+def giving_disk(service: Served, _: Path) -> Generator[SmallDisk]:
     """A disk of four megabytes with the data of a service that runs."""
     with small_disk(service.folder) as mounted:
         service.keep_data_in(mounted.path / "data")
-        service.log = service.folder / "served.log"
         service.serve()
-        yield mounted
-        # What holds its files open goes before it.
-        service.end()
+        try:
+            yield mounted
+        finally:
+            service.end()  # What has files open there goes before the disk.
 
 
-@pytest.fixture
-def slow(tmp_path: Path) -> Generator[Engine]:
+@contextmanager
+def giving_slow(_: Served, tmp_path: Path) -> Generator[Engine]:
     """An engine that takes its time."""
     with engine(tmp_path / "engine", "--digest", "--latency", "0.03") as running:
         yield running
 
 
 @pytest.mark.parametrize("piped", [False, True], ids=["file", "pipe"])
+@together
 def test_upload_that_does_not_fit_is_refused_and_leaves_the_room_free(
     service: Served, disk: SmallDisk, piped: bool
 ) -> None:
@@ -53,6 +56,7 @@ def test_upload_that_does_not_fit_is_refused_and_leaves_the_room_free(
     assert not list(service.client.jobs())
 
 
+@together
 def test_job_that_cannot_be_entered_on_a_full_disk_is_refused_and_can_be_made_later(
     service: Served, disk: SmallDisk, slow: Engine
 ) -> None:
@@ -72,6 +76,7 @@ def suspended(service: Served, name: str = "job") -> None:
     assert "no space left" in status.reason, status
 
 
+@together
 def test_disk_that_fills_up_in_a_job_suspends_it_until_there_is_room(
     service: Served, disk: SmallDisk, slow: Engine
 ) -> None:
@@ -88,6 +93,7 @@ def test_disk_that_fills_up_in_a_job_suspends_it_until_there_is_room(
     assert len(slow.received()) == COUNT
 
 
+@together
 def test_service_killed_on_a_full_disk_goes_on_once_there_is_room(
     service: Served, disk: SmallDisk, slow: Engine
 ) -> None:
@@ -105,6 +111,7 @@ def test_service_killed_on_a_full_disk_goes_on_once_there_is_room(
     assert len(slow.received()) == COUNT
 
 
+@together
 def test_stop_on_a_full_disk_ends_soon_and_the_next_service_goes_on(
     service: Served, disk: SmallDisk, slow: Engine
 ) -> None:
@@ -121,6 +128,7 @@ def test_stop_on_a_full_disk_ends_soon_and_the_next_service_goes_on(
     service.completes("job", COUNT)
 
 
+@together
 def test_workers_that_cannot_start_on_a_full_disk_leave_no_folders_and_start_later(
     service: Served, disk: SmallDisk
 ) -> None:
@@ -136,7 +144,7 @@ def test_workers_that_cannot_start_on_a_full_disk_leave_no_folders_and_start_lat
     [worker] = service.workers()
     os.kill(worker, signal.SIGKILL)
     suspended(service)
-    assert not service.workers()
+    wait_until(lambda: not service.processes()[1:], "only the service is left", 10)
     assert not list(service.runtime.iterdir())
     disk.free()
     service.completes("job", 12)
@@ -144,6 +152,7 @@ def test_workers_that_cannot_start_on_a_full_disk_leave_no_folders_and_start_lat
     service.nothing_left()
 
 
+@together
 def test_results_that_do_not_fit_where_the_client_wants_them_leave_no_file(service: Served, tmp_path: Path) -> None:
     with engine(tmp_path / "engine", "--digest", record=False) as fast, small_disk(tmp_path) as disk:
         service.write("in.jsonl", [record | {"body": record["body"] | {"n": 64}} for record in records(600)])
@@ -160,6 +169,7 @@ def test_results_that_do_not_fit_where_the_client_wants_them_leave_no_file(servi
         check_complete(service, 600, "job-results.jsonl")
 
 
+@together
 def test_output_folder_on_another_file_system_gets_the_results(service: Served, tmp_path: Path) -> None:
     with engine(tmp_path / "engine", "--digest", record=False) as fast, small_disk(tmp_path) as disk:
         service.write("in.jsonl", records(20))
@@ -170,6 +180,7 @@ def test_output_folder_on_another_file_system_gets_the_results(service: Served, 
         assert [path.name for path in disk.path.iterdir()] == ["job-results.jsonl"]
 
 
+@together
 def test_full_output_folder_suspends_the_job_until_there_is_room(service: Served, tmp_path: Path) -> None:
     with engine(tmp_path / "engine", "--digest", record=False) as fast, small_disk(tmp_path) as disk:
         disk.fill()

@@ -196,4 +196,3 @@ def test_stop_is_not_kept_waiting_by_half_requests(busy: Served) -> None:
     busy.nothing_left()
     assert busy.uploads() == []
     assert busy.ask("SELECT state FROM job") == [("QUEUED",)]
-

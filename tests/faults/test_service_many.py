@@ -10,6 +10,7 @@ from freight import Client
 from freight.errors import Conflict
 from tests.faults.runs import answer, received, records
 from tests.faults.services import Served
+from tests.faults.together import together
 from tests.harness import chat, code, content, engine, parse_lines, wait_until
 
 JOBS: Final = 300
@@ -36,6 +37,7 @@ def encoded(line: object) -> bytes:
     return json.dumps(line).encode() + b"\n"
 
 
+@together
 def test_three_hundred_jobs_at_once_are_each_made_once_and_answered_once(service: Served, tmp_path: Path) -> None:
     with engine(tmp_path / "engine", "--digest") as fast:
         service.serve()
@@ -78,6 +80,7 @@ def check_results(service: Served, id_: str, job: int) -> None:
     assert [(code(line), content(line)) for line in lines] == [(None, answer(index)) for index in indices]
 
 
+@together
 def test_one_name_asked_for_by_many_at_once_makes_one_job(service: Served, tmp_path: Path) -> None:
     with engine(tmp_path / "engine", "--digest", record=False) as fast:
         service.write("in.jsonl", records(RECORDS))
@@ -99,6 +102,7 @@ def test_one_name_asked_for_by_many_at_once_makes_one_job(service: Served, tmp_p
         assert service.uploads() == []
 
 
+@together
 def test_one_key_used_by_many_at_once_makes_one_job(service: Served, tmp_path: Path) -> None:
     with engine(tmp_path / "engine", "--digest", record=False) as fast:
         service.write("in.jsonl", records(RECORDS))

@@ -14,6 +14,7 @@ from freight.store.sockets import reachable
 from tests.faults.runs import records
 from tests.faults.services import Served, refused
 from tests.faults.small_disk import small_disk
+from tests.faults.together import together
 from tests.harness import Finished, finish
 
 
@@ -28,6 +29,7 @@ def listening(path: Path) -> Generator[socket.socket]:
 
 
 @pytest.mark.parametrize("name", ["api.sock", "control.sock"])
+@together
 def test_socket_of_a_foreign_program_is_refused_and_left_to_it(service: Served, name: str) -> None:
     path = service.data / "run" / name
     with listening(path):
@@ -39,12 +41,14 @@ def test_socket_of_a_foreign_program_is_refused_and_left_to_it(service: Served, 
 
 
 @pytest.mark.parametrize("name", ["api.sock", "control.sock"])
+@together
 def test_stale_socket_is_replaced(service: Served, name: str) -> None:
     with listening(service.data / "run" / name):
         pass
     service.serve()
 
 
+@together
 def test_data_folder_of_any_depth_works(service: Served) -> None:
     service.keep_data_in(service.folder / ("x" * 100) / ("y" * 200) / "data")
     service.own_engine()
@@ -59,9 +63,8 @@ def test_data_folder_of_any_depth_works(service: Served) -> None:
 
 
 @pytest.mark.parametrize("options", [(), ("--background",)], ids=["serve", "serve --background"])
-def test_second_service_on_a_folder_is_refused_and_the_first_goes_on(
-    service: Served, options: tuple[str, ...]
-) -> None:
+@together
+def test_second_service_on_a_folder_is_refused_and_the_first_goes_on(service: Served, options: tuple[str, ...]) -> None:
     first = service.serve()
     second = service.freight("serve", *options)
     refused(second, 1, f"the data folder {service.data} is in use by process {first.pid}", "freight stop")
@@ -69,6 +72,7 @@ def test_second_service_on_a_folder_is_refused_and_the_first_goes_on(
     assert service.freight("batch", "list").status == 0
 
 
+@together
 def test_data_folder_whose_files_cannot_be_locked_is_refused(service: Served) -> None:
     shim = service.folder / "no_flock.so"
     source = Path(__file__).with_name("no_flock.c")
@@ -81,6 +85,7 @@ def test_data_folder_whose_files_cannot_be_locked_is_refused(service: Served) ->
     service.serve()
 
 
+@together
 def test_data_folder_on_a_network_file_system_is_refused(service: Served) -> None:
     # The kernel's list of mounts, as it would be where everything is on NFS.
     mounts = service.folder / "mountinfo"
@@ -106,6 +111,7 @@ def both_ways(service: Served) -> list[Finished]:
     return [service.freight("serve"), service.freight("batch", "list")]
 
 
+@together
 def test_read_only_data_folder_is_refused(service: Served) -> None:
     with small_disk(service.folder, writable=False) as disk:
         service.keep_data_in(disk.path / "data")
@@ -115,6 +121,7 @@ def test_read_only_data_folder_is_refused(service: Served) -> None:
     assert not service.processes()
 
 
+@together
 def test_data_folder_that_became_read_only_is_refused(service: Served) -> None:
     with small_disk(service.folder) as disk:
         service.keep_data_in(disk.path / "data")
@@ -128,6 +135,7 @@ def test_data_folder_that_became_read_only_is_refused(service: Served) -> None:
         refused(batch, 2, f"cannot write to the data folder {service.data}: Read-only", "set FREIGHT_DATA")
 
 
+@together
 def test_full_disk_at_the_start_is_told_and_the_same_command_works_later(service: Served) -> None:
     with small_disk(service.folder) as disk:
         service.keep_data_in(disk.path / "data")

@@ -9,6 +9,7 @@ import pytest
 
 from tests.faults.runs import records, without
 from tests.faults.services import Served
+from tests.faults.together import together
 from tests.harness import engine_command, model_toml, wait_until
 
 COUNT = 300
@@ -28,6 +29,7 @@ def at_work(service: Served) -> str:
 
 
 @pytest.mark.parametrize("how", ["SIGINT", "SIGTERM", "freight stop"])
+@together
 def test_service_that_is_told_to_end_keeps_its_jobs_and_the_next_one_goes_on(service: Served, how: str) -> None:
     service.own_engine("--latency", "0.03")
     job = at_work(service)
@@ -53,6 +55,7 @@ def test_service_that_is_told_to_end_keeps_its_jobs_and_the_next_one_goes_on(ser
     assert Counter(service.received()).total() <= COUNT + 20 + WINDOW
 
 
+@together
 def test_second_ctrl_c_ends_all_at_once_and_the_next_service_goes_on(service: Served) -> None:
     # A server that notes the first time that it is told to end, and stays: a clean stop has to wait for it.
     told = service.folder / "told"
@@ -79,10 +82,11 @@ def test_second_ctrl_c_ends_all_at_once_and_the_next_service_goes_on(service: Se
     service.nothing_left()
 
 
+@together
 def test_service_started_by_a_command_outlives_it_and_ends_with_stop(service: Served) -> None:
-    service.own_engine("--latency", "0.03")
-    service.write("in.jsonl", records(COUNT))
-    made = service.freight("batch", "submit", "in.jsonl", "--model", "mine", "--name", "job")
+    service.own_engine("--latency", "0.1")
+    service.write("in.jsonl", records(200))
+    made = service.freight("batch", "submit", "in.jsonl", "--model", "mine", "--name", "job", "--concurrency", "4")
     assert made.status == 0, made
     [said] = [line for line in made.stderr.splitlines() if line.startswith("started a Freight service")]
     assert "stop it with: freight stop" in said
@@ -95,4 +99,4 @@ def test_service_started_by_a_command_outlives_it_and_ends_with_stop(service: Se
     assert service.ask("SELECT state FROM job") == [("QUEUED",)]
     waited = service.freight("batch", "wait", "job")
     assert waited.status == 0, waited
-    service.completes("job", COUNT)
+    service.completes("job", 200)

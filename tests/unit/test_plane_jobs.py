@@ -1,0 +1,449 @@
+"""A control plane with several jobs: workers that go from one to the next, jobs that end in every way."""
+
+import asyncio
+import threading
+import time
+from collections.abc import Awaitable, Callable, Generator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+import pytest
+
+from freight.control import plane as plane_module
+from freight.control.dispatcher import Dispatcher
+from freight.control.inputs import InputFile
+from freight.control.intake import Index, Limits, scan
+from freight.control.jobrun import EngineLimits, JobOptions, JobRun, launch_of
+from freight.control.plane import ControlPlane, Policy
+from freight.control.waiting import WaitingJob
+from freight.control.workerrun import WorkerRun
+from freight.core.job import FINAL, Event, State, Totals
+from freight.core.messages import PROTOCOL, Order, Orders, Phase, Report, Returned
+from freight.core.model import EngineName, ModelEntry, ModelSpec
+from freight.core.record import Rules
+from freight.store.catalog import Catalog
+from freight.store.database import Sharing
+from freight.store.folder import FolderLock, Locking
+from freight.store.results import Results
+from tests.unit.planes import COUNT, Hand, done
+
+URL = "http://127.0.0.1:9"
+PATIENCE_S = 8
+
+
+@dataclass
+class House:
+    """A shared control plane on real databases; the test plays its workers."""
+
+    folder: Path
+    keep_warm_s: float
+    hand: Hand = field(default_factory=Hand)
+    numbers: dict[str, int] = field(default_factory=dict[str, int])
+    ended: dict[str, JobRun] = field(default_factory=dict[str, JobRun])
+
+    def __post_init__(self) -> None:
+        self.catalog = Catalog(self.folder / "catalog.db", Locking.LOCAL, Sharing.WRITER)
+        self.writer, self.reader = ThreadPoolExecutor(1), ThreadPoolExecutor(1)
+        self.lock = FolderLock(self.folder)
+        self.lock.take("the folder")
+        (self.folder / "sockets").mkdir()
+        self.files: list[InputFile] = []
+        self.opened: list[Results] = []
+
+    def close(self) -> None:
+        self.writer.shutdown()
+        self.reader.shutdown()
+        for opened in (*self.files, *self.opened):
+            with suppress(Exception):
+                opened.close()
+        self.catalog.close()
+        self.lock.release()
+
+    async def note_end(self, job: JobRun) -> None:
+        self.ended[job.row.name or ""] = job
+
+    async def open(self, waiting: WaitingJob) -> JobRun:
+        folder = self.folder / waiting.row.id
+        file = InputFile(folder / "input.jsonl", "the input")
+        index = Index.load(folder / "index.npz")
+        results = Results(folder / "results.db", Locking.LOCAL, Sharing.WRITER)
+        self.files.append(file)
+        self.opened.append(results)
+        dispatcher = Dispatcher(file, index, results, waiting.row, self.writer, self.reader)
+        output = self.folder / f"{waiting.row.id}-out.jsonl" if waiting.row.spec["output"] else None
+        return JobRun(
+            waiting.row, file, index, results, dispatcher, waiting.model, waiting.options,
+            EngineLimits(60, 60, 60, 60), folder, output, False, waiting.ran_s,
+        )  # fmt: skip
+
+    def submit(self, name: str, url: str = URL, output: bool = False) -> WaitingJob:
+        """Put a job of COUNT records into the queue."""
+        folder = self.folder / f"id-{name}"
+        folder.mkdir()
+        path = folder / "input.jsonl"
+        path.write_text("".join(f'{{"custom_id":"r{i}","body":{{"messages":[]}}}}\n' for i in range(COUNT)))
+        file = InputFile(path, "the input")
+        index = scan(file, Rules(), Limits(10_000), lambda problems: None)
+        file.close()
+        index.save(folder / "index.npz")
+        Results(folder / "results.db", Locking.LOCAL, Sharing.WRITER).close()
+        row = self.catalog.add(f"id-{name}", {"output": output}, COUNT, None, time.time(), name=name)
+        row = self.catalog.happened(row, Event.ACCEPTED, time.time())
+        entry = ModelEntry(engine=EngineName.ENDPOINT, source=url)
+        model = ModelSpec(url, entry, url, None, None, frozenset(), {})
+        options = JobOptions(workers=1)
+        launch = launch_of(model, index.endpoints_used(), 0)
+        waiting = WaitingJob(row, model, options, launch, Totals(), COUNT, 0.0, self.open)
+        self.plane.roster.waiting[row.id] = waiting
+        self.plane.changed()
+        return waiting
+
+    def in_hand(self, name: str) -> JobRun | WaitingJob:
+        roster = self.plane.roster
+        return self.ended.get(name) or roster.open.get(f"id-{name}") or roster.waiting[f"id-{name}"]
+
+    def state(self, name: str) -> State:
+        return self.catalog.get(f"id-{name}").state
+
+    def run(self, scenario: Callable[[], Awaitable[None]]) -> None:
+        """Run a scenario beside the control plane, which must live until its end."""
+
+        async def play() -> None:
+            def places(_: JobRun, worker: str) -> tuple[Path, Path]:
+                return self.folder / "sockets" / worker, self.folder / f"{worker}.log"
+
+            self.plane = ControlPlane(
+                self.catalog, self.hand, self.lock, self.writer, self.hand.listen,  # type: ignore[arg-type]
+                self.folder / "sockets" / "control.sock", places,
+                Policy(self.keep_warm_s, shared=True, ended=self.note_end),
+            )  # fmt: skip
+            serving = asyncio.create_task(self.plane.serve())
+            playing = asyncio.ensure_future(scenario())
+            async with asyncio.timeout(PATIENCE_S):
+                await asyncio.wait((serving, playing), return_when=asyncio.FIRST_COMPLETED)
+                if serving.done():
+                    playing.cancel()
+                    await serving
+                await playing
+                self.plane.stop()
+                for end in self.hand.ends.values():
+                    end.set()
+                await serving
+
+        asyncio.run(play())
+
+    async def until(self, condition: Callable[[], object]) -> None:
+        while not condition():  # noqa: ASYNC110 - it is polled, as the harness does with processes.
+            await asyncio.sleep(0.005)
+
+    async def say(self, worker: str, job: str = "", **fields: Any) -> Orders:
+        """Let a worker report that it serves a job."""
+        self.numbers[worker] = number = self.numbers.get(worker, 0) + 1
+        phase = fields.pop("phase", Phase.READY)
+        plane = fields.pop("plane", self.plane.id)
+        report = Report(PROTOCOL, worker, number, phase, job=f"id-{job}" if job else "", plane=plane, **fields)
+        return await self.hand.say(report)
+
+    async def until_told(self, worker: str, order: Order, job: str = "", **fields: Any) -> None:
+        """Let a worker report until it gets an order."""
+        while (await self.say(worker, job, **fields)).order is not order:  # noqa: ASYNC110
+            await asyncio.sleep(0.005)
+
+    async def started(self, number: int) -> str:
+        """Return the `number`th worker, once the control plane knows it."""
+        worker = await self.hand.next_worker(number)
+        await self.until(lambda: worker in self.plane.roster.workers)
+        return worker
+
+    async def serving(self, name: str, number: int = 1) -> str:
+        """Return the `number`th worker, which is ready and serves a job."""
+        worker = await self.started(number)
+        orders = await self.say(worker)
+        assert orders.setup is not None and orders.setup.job == f"id-{name}"
+        await self.say(worker, name)
+        return worker
+
+    async def finish(self, worker: str, name: str) -> Orders:
+        """Let a worker do all of a job; return the last orders."""
+        await self.until(lambda: self.state(name) is State.RUNNING)
+        left = list(range(COUNT))
+        orders = await self.say(worker, name, want=COUNT)
+        assert sorted(lease.index for lease in orders.leases) == left
+        return await self.say(worker, name, done=done(*left))
+
+
+@pytest.fixture
+def house(tmp_path: Path) -> Generator[House]:
+    opened = House(tmp_path, keep_warm_s=0.0)
+    yield opened
+    opened.close()
+
+
+def test_a_worker_that_reports_before_the_disk_has_noted_its_process_is_known(house: House) -> None:
+    async def scenario() -> None:
+        noted, runs = threading.Event(), house.catalog.worker_runs
+
+        def slow(*arguments: Any) -> None:
+            noted.wait(PATIENCE_S)
+            runs(*arguments)
+
+        house.catalog.worker_runs = slow  # type: ignore[method-assign]
+        house.submit("a")
+        worker = await house.hand.next_worker(1)
+        told = asyncio.create_task(house.say(worker))
+        await asyncio.sleep(0)
+        noted.set()
+        orders = await told
+        assert (orders.order, orders.setup is not None) == (Order.RUN, True)
+
+    house.run(scenario)
+
+
+def test_a_worker_goes_on_to_the_next_job_of_its_launch_and_then_ends(house: House) -> None:
+    async def scenario() -> None:
+        house.submit("a")
+        worker = await house.serving("a")
+        house.submit("b")
+        assert (await house.finish(worker, "a")).order is Order.RELEASE
+        await house.say(worker, "a", phase=Phase.IDLE)
+        await house.until(lambda: house.state("a") is State.COMPLETED and house.plane.roster.workers[worker].job)
+        orders = await house.say(worker, phase=Phase.IDLE)
+        assert (orders.order, orders.setup and orders.setup.job) == (Order.RUN, "id-b")
+        await house.say(worker, "b")
+        # Nobody waits for it any more.
+        assert (await house.finish(worker, "b")).order is Order.STOP
+        house.hand.ends[worker].set()
+        await house.until(lambda: house.state("b") is State.COMPLETED)
+        assert len(house.hand.places) == 1
+        assert [stint.number for stint in house.catalog.stints("id-b")] == [1]
+
+    house.run(scenario)
+
+
+def test_a_worker_ends_with_its_job_where_the_next_needs_another_server(house: House) -> None:
+    async def scenario() -> None:
+        house.submit("a")
+        worker = await house.serving("a")
+        house.submit("b", url="http://127.0.0.1:10")
+        assert (await house.finish(worker, "a")).order is Order.STOP
+
+    house.run(scenario)
+
+
+def test_a_warm_worker_stays_until_a_job_of_its_launch_comes(tmp_path: Path) -> None:
+    house = House(tmp_path, keep_warm_s=3600)
+
+    async def scenario() -> None:
+        house.submit("a")
+        worker = await house.serving("a")
+        assert (await house.finish(worker, "a")).order is Order.RELEASE
+        await house.say(worker, "a", phase=Phase.IDLE)
+        await house.until(lambda: house.state("a") is State.COMPLETED)
+        orders = await house.say(worker, phase=Phase.IDLE)
+        assert (orders.order, orders.setup) == (Order.RUN, None)
+        house.submit("b")
+        await house.until(lambda: house.plane.roster.workers[worker].job)
+        orders = await house.say(worker, phase=Phase.IDLE)
+        assert orders.setup is not None
+        assert len(house.hand.places) == 1
+
+    house.run(scenario)
+    house.close()
+
+
+def test_a_warm_worker_that_ends_while_it_is_to_join_a_job_is_replaced(tmp_path: Path) -> None:
+    house = House(tmp_path, keep_warm_s=3600)
+
+    async def scenario() -> None:
+        house.submit("a")
+        worker = await house.serving("a")
+        await house.finish(worker, "a")
+        await house.say(worker, "a", phase=Phase.IDLE)
+        await house.until(lambda: house.state("a") is State.COMPLETED)
+        house.submit("b")
+        release = asyncio.Event()
+        join = house.catalog.worker_joins
+        loop = asyncio.get_running_loop()
+
+        def slow(*arguments: Any) -> int:
+            number = join(*arguments)
+            loop.call_soon_threadsafe(house.hand.ends[worker].set)
+            asyncio.run_coroutine_threadsafe(release.wait(), loop).result(PATIENCE_S)
+            return number
+
+        house.catalog.worker_joins = slow  # type: ignore[method-assign]
+        await house.until(lambda: worker not in house.plane.roster.workers)
+        release.set()
+        # The job must not wait for a worker that is gone.
+        assert await asyncio.wait_for(house.hand.next_worker(2), 5)
+
+    house.run(scenario)
+    house.close()
+
+
+async def cancel(house: House, name: str) -> None:
+    async with house.plane.deciding:
+        await house.plane.apply.happened(house.in_hand(name), Event.CANCEL_ASKED)
+    house.plane.changed()
+
+
+@pytest.mark.parametrize("when", ["queued", "starting", "running", "suspended"])
+def test_a_cancelled_job_ends_once_its_worker_is_gone(house: House, when: str) -> None:
+    async def scenario() -> None:
+        house.submit("first")
+        worker = await house.serving("first")
+        if when == "queued":
+            house.submit("a")
+            name = "a"
+        else:
+            name = "first"
+            await house.until(lambda: house.state("first") is State.RUNNING)
+        if when == "suspended":
+            house.plane.roster.open["id-first"].found_full(time.monotonic(), "no space left")
+            await house.until(lambda: house.state("first") is State.SUSPENDED)
+        if when == "starting":
+            house.hand.ends[worker].set()
+            second = await house.started(2)
+            await house.until(lambda: house.state("first") is State.STARTING)
+            worker = second
+        await cancel(house, name)
+        if name == "first":
+            await house.until_told(worker, Order.STOP, "first" if when != "starting" else "")
+            assert house.state("first") is State.CANCELLING
+            house.plane.roster.open["id-first"]._full_until = 0.0
+            house.hand.ends[worker].set()
+        await house.until(lambda: house.state(name) is State.CANCELLED)
+
+    house.run(scenario)
+
+
+def completes(house: House, name: str, number: int) -> Callable[[], Awaitable[None]]:
+    async def go() -> None:
+        worker = await house.serving(name, number)
+        await house.finish(worker, name)
+        house.hand.ends[worker].set()
+        await house.until(lambda: house.state(name) is State.COMPLETED)
+
+    return go
+
+
+@pytest.mark.parametrize(
+    ("missing", "is_garbage"),
+    [("index.npz", False), ("index.npz", True), ("input.jsonl", False), ("results.db", True), ("", False)],
+)
+def test_a_waiting_job_whose_files_are_gone_fails_alone(house: House, missing: str, is_garbage: bool) -> None:
+    async def scenario() -> None:
+        house.submit("good")
+        worker = await house.serving("good")
+        house.submit("bad")
+        folder = house.folder / "id-bad"
+        for path in [folder / missing] if missing else sorted(folder.iterdir()):
+            path.write_bytes(b"garbage" * 1000) if is_garbage else path.unlink()
+        if not missing:
+            folder.rmdir()
+        await house.finish(worker, "good")
+        house.hand.ends[worker].set()
+        await house.until(lambda: house.state("good") is State.COMPLETED)
+        await house.until(lambda: house.state("bad") in FINAL or len(house.hand.places) > 1)
+        assert house.state("bad") is State.FAILED
+        assert house.catalog.get("id-bad").reason
+
+    house.run(scenario)
+
+
+@pytest.mark.parametrize("output", [False, True])
+@pytest.mark.parametrize("broken", ["input.jsonl", "results.db"])
+def test_a_running_job_whose_files_break_fails_alone(house: House, broken: str, output: bool) -> None:
+    async def scenario() -> None:
+        house.submit("bad", output=output)
+        worker = await house.serving("bad")
+        await house.until(lambda: house.state("bad") is State.RUNNING)
+        await house.say(worker, "bad", want=2)
+        await house.say(worker, "bad", done=done(0))
+        path = house.folder / "id-bad" / broken
+        if broken == "results.db":
+            house.writer.submit(spoil, house.opened[0]).result()
+        else:
+            path.write_bytes(b"{}\n")
+        await house.until_told(worker, Order.STOP, "bad", done=done(1), want=2)
+        house.submit("good")
+        house.hand.ends[worker].set()
+        await house.until(lambda: house.state("bad") in FINAL)
+        assert house.state("bad") is State.FAILED
+        assert house.catalog.get("id-bad").reason
+        await completes(house, "good", 2)()
+
+    house.run(scenario)
+
+
+def spoil(results: Results) -> None:
+    """Damage a database under those who have it open: its pages are no SQLite any more."""
+    connection: Any = results._connection
+    path = Path(connection.filename)
+    connection.pragma("wal_checkpoint(TRUNCATE)")
+    with path.open("r+b") as file:
+        file.write(b"\xff" * path.stat().st_size)
+    connection.pragma("shrink_memory")
+
+
+def test_an_adopted_worker_that_never_reports_is_ended_and_its_job_goes_on(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(plane_module, "ATTACH_S", 0.0)
+
+    async def scenario() -> None:
+        waiting = house.submit("a")
+        del house.plane.roster.waiting["id-a"]
+        job = await house.open(waiting)
+        adopted = adopt(house, job)
+        house.plane.roster.open["id-a"] = job
+        worker = await house.started(1)
+        assert adopted.id not in house.plane.roster.workers
+        assert adopted.stopping
+        orders = await house.say(worker)
+        assert orders.setup is not None
+
+    house.run(scenario)
+
+
+def test_nobody_gets_records_before_an_adopted_worker_has_said_what_it_holds(house: House) -> None:
+    async def scenario() -> None:
+        waiting = house.submit("a")
+        del house.plane.roster.waiting["id-a"]
+        job = await house.open(waiting)
+        adopted = adopt(house, job, attached=False)
+        house.plane.roster.open["id-a"] = job
+        job.row = msgspec.structs.replace(job.row, state=State.RUNNING)
+        stranger = await house.say(adopted.id, "a", plane="another")
+        assert (stranger.order, stranger.leases) == (Order.ATTACH, [])
+        assert stranger.plane == house.plane.id
+        orders = await house.say(adopted.id, "a", held=[Returned(3, 1)], want=COUNT)
+        assert [lease.index for lease in orders.leases] == [i for i in range(COUNT) if i != 3]
+
+    house.run(scenario)
+
+
+def adopt(house: House, job: JobRun, attached: bool = False) -> WorkerRun:
+    """Give the control plane a worker of an earlier one."""
+    end = house.hand.ends["old"] = asyncio.Event()
+
+    async def ended() -> None:
+        await end.wait()
+
+    async def clear() -> None:
+        """Nothing is left of it."""
+
+    process: Any = SimpleNamespace(pid=1, identity=dict, ended=ended, clear=clear, kill=end.set)
+    folder = house.folder / "sockets" / "old"
+    worker = WorkerRun(
+        "old", URL, None, folder, house.folder / "old.log", process, job, job.launch, "m", 1, attached=attached,
+        since=time.monotonic() - 1,
+    )  # fmt: skip
+    job.workers["old"] = house.plane.roster.workers["old"] = worker
+    house.plane.apply.watch(worker)
+    return worker
