@@ -6,6 +6,7 @@ import click
 
 from freight.cli.parameters import job_argument, service_options
 from freight.cli.service import Service
+from freight.cli.text import counted
 from freight.core.job import FINAL, State
 from freight.core.view import JobStatus
 from freight.errors import OperationError, UserError, WrongState
@@ -23,8 +24,8 @@ def cancel(name: str, service: Service) -> None:
     """
     with service.connect() as client:
         job = client.cancel(name)
-    state = "cancelled" if job.state == State.CANCELLED else "cancelling"
-    click.echo(f"{job.name}: {state}; results so far are kept (freight batch results {job.name} --partial)", err=True)
+    state, option = ("cancelled", "") if job.state == State.CANCELLED else ("cancelling", " --partial")
+    click.echo(f"{job.name}: {state}; results so far are kept: freight batch results {job.name}{option}", err=True)
 
 
 @click.command()
@@ -71,7 +72,7 @@ def delete(name: str, yes: bool, service: Service) -> None:
                 f"job {job.name} is {job.state}; only a job that has ended can be deleted",
                 f"freight batch cancel {job.name}, and wait until it has ended",
             )
-        what = f"job {job.name} ({job.state}), its input of {job.bytes} bytes and {job.done} results"
+        what = f"job {job.name} ({job.state}), its input of {job.bytes} bytes and {counted(job.done, 'result')}"
         if not yes and not click.confirm(f"delete {what}?", err=True):
             raise OperationError("nothing was deleted")
         client.delete(job.id)
@@ -79,5 +80,5 @@ def delete(name: str, yes: bool, service: Service) -> None:
 
 
 def _say_goes_on(job: JobStatus) -> None:
-    left = f", {job.records - job.done} records to run" if job.records is not None else ""
+    left = f", {counted(job.records - job.done, 'record')} to run" if job.records is not None else ""
     click.echo(f"{job.name}: {job.state}{left}; wait for it with: freight batch wait {job.name}", err=True)

@@ -38,7 +38,7 @@ def list_jobs(status: str | None, as_json: bool, quiet: bool, service: Service) 
     elif jobs:
         headings = ("NAME", "STATE", "MODEL", "PROGRESS", "FAILED", "AGE", "REASON")
         rows = [
-            (job.name, job.state, job.model, _progress(job), str(job.failed), age(job.created_at), job.reason)
+            (job.name, job.state, job.model, _progress(job), str(job.failed), age(job.created_at), _reason(job))
             for job in jobs
         ]
         print_table(headings, rows, shrinks=("MODEL", "REASON"))
@@ -64,7 +64,7 @@ def ps(show_all: bool, as_json: bool, service: Service) -> None:
     if jobs:
         headings = ("NAME", "STATE", "MODEL", "PROGRESS", "WORKERS", "AGE", "REASON")
         rows = [
-            (job.name, job.state, job.model, _progress(job), _workers(job, workers), age(job.created_at), job.reason)
+            (job.name, job.state, job.model, _progress(job), _workers(job, workers), age(job.created_at), _reason(job))
             for job in jobs
         ]
         print_table(headings, rows, shrinks=("MODEL", "REASON"))
@@ -75,6 +75,11 @@ def ps(show_all: bool, as_json: bool, service: Service) -> None:
         click.echo()
         rows = [(w.model, w.place, w.phase, age(w.started_at), w.note) for w in warm]
         print_table(("WARM MODEL", "PLACE", "PHASE", "AGE", "NOTE"), rows, shrinks=("WARM MODEL", "NOTE"))
+
+
+def _reason(job: JobSummary) -> str:
+    # What a model server said last comes below its first line, and is for `status`.
+    return job.reason.partition("\n")[0]
 
 
 def _progress(job: JobSummary) -> str:

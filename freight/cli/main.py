@@ -1,5 +1,6 @@
 """The `freight` command."""
 
+import errno
 import os
 import sys
 from contextlib import suppress
@@ -64,14 +65,21 @@ def main(arguments: list[str] | None = None) -> None:
     except FreightError as error:
         fail(error)
         status = error.exit_code
-    except BrokenPipeError:
-        # The reader of our output went away, as `| head` does: nothing is wrong, and nothing more can be said.
+    except SystemExit as error:
+        # The command line's library ends so when the reader of our output goes away, as `| head` does: nothing is
+        # wrong, and nothing more can be said.
+        if not _is_broken_pipe(error.__context__):
+            raise
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         status = 0
     except OSError as error:
         fail(OperationError(f"{error.filename or 'output'}: {error.strerror or error}"))
         status = 1
     sys.exit(status if isinstance(status, int) else 0)
+
+
+def _is_broken_pipe(error: BaseException | None) -> bool:
+    return isinstance(error, OSError) and error.errno == errno.EPIPE
 
 
 def _open_standard_files() -> None:

@@ -131,7 +131,7 @@ def summary(outcome: Outcome, output: str, took_s: float, mend: str = _SAME_COMM
     if outcome.reason:
         lines += [
             f"error: {printable(outcome.reason)}",
-            f"hint: mend the cause; {mend}",
+            f"hint: {'' if outcome.state is State.TIMED_OUT else 'mend the cause; '}{mend}",
         ]
     if totals.input_tokens or totals.output_tokens:
         cached = (

@@ -8,7 +8,7 @@ import click
 
 from freight.cli.parameters import job_argument, service_options
 from freight.cli.service import Service
-from freight.cli.text import TerminalText
+from freight.cli.text import TerminalText, counted
 from freight.client.saving import writable_path
 from freight.core.job import FINAL
 from freight.core.view import JobStatus
@@ -73,7 +73,7 @@ def _what(job: JobStatus, done: int, only: str | None, partial: bool) -> str:
     if partial and job.state not in FINAL:
         return f"{done} of {'?' if job.records is None else job.records} records so far{kind}"
     failed = f", {job.failed} failed" if job.failed else ""
-    return f"{job.records or 0} records{failed}{kind}"
+    return f"{counted(job.records or 0, 'record')}{failed}{kind}"
 
 
 def _count(job: JobStatus) -> str:

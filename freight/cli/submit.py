@@ -12,6 +12,7 @@ import click
 
 from freight.cli.parameters import Concurrency, Duration, json_option, model_option, service_options
 from freight.cli.service import Service
+from freight.cli.text import counted
 from freight.client.calls import NAME_RULE, ConnectionLost, JobOptions, check_key, is_name, job_request
 from freight.core.view import JobRequest, Submitted
 from freight.errors import Interrupted, OperationError, UserError, refusing
@@ -225,7 +226,7 @@ def _report(submitted: Submitted, said: str, quiet: bool, as_json: bool, waits: 
         if text != said:  # The service looks at the records, too.
             _note(text)
     found = "" if submitted.is_new else " (made before, with the same idempotency key)"
-    records = f", {job.records} records" if job.records is not None else ""
+    records = f", {counted(job.records, 'record')}" if job.records is not None else ""
     what_next = "" if waits else f"; wait for it with: freight batch wait {job.name}"
     _note(f"{job.name}: {job.state}{records}{found}{what_next}")
 

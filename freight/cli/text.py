@@ -20,3 +20,8 @@ class TerminalText:
         """Yield the text, with spaces for the characters that steer a terminal."""
         for chunk in chunks:
             yield printable(self._decoder.decode(chunk)).encode()
+
+
+def counted(number: int, noun: str) -> str:
+    """Return a number of things in words."""
+    return f"{number} {noun}{'' if number == 1 else 's'}"

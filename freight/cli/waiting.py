@@ -63,9 +63,10 @@ def follow(
     and did not come back.
     """
     until = None if timeout is None else time.monotonic() + timeout
-    status = client.job(name)
-    watch = _Watch(client, status, note)
+    shown = name
     try:
+        status = client.job(name)
+        shown, watch = status.name, _Watch(client, status, note)
         for pause in pauses():
             show(status)
             if status.state in FINAL:
@@ -76,7 +77,7 @@ def follow(
             time.sleep(min(pause, left))
             status = watch.look()
     except KeyboardInterrupt:
-        raise Interrupted(f"interrupted; job {status.name} goes on", f"freight batch wait {status.name}") from None
+        raise Interrupted(f"interrupted; job {shown} goes on", f"freight batch wait {shown}") from None
     raise AssertionError("pauses never end")
 
 

@@ -47,7 +47,7 @@ class Dispatcher:
         self._file = file
         self._index = index
         self._results = results
-        self._epoch = row.epoch
+        self._epoch, self._retried = row.epoch, row.retried
         self._writer = writer
         self._reader = reader
         self._settled = settled = results.settled(index.records, row.retried)
@@ -60,7 +60,7 @@ class Dispatcher:
         if self._suspects:
             self._todo = self._without(self._todo, list(self._suspects))
         self.left = len(self._todo) + len(self._suspects)
-        self.totals: Totals = results.totals()
+        self.totals: Totals = results.totals(row.retried)
         self.blocked = ""
         self._given_up = asyncio.Event()
 
@@ -77,7 +77,7 @@ class Dispatcher:
         lines = list(report.done)
         for death in report.deaths:
             lines += await self._crashed(report.worker, death)
-        changed = await self._write(self._results.put, lines, self._epoch) if lines else Totals()
+        changed = await self._write(self._results.put, lines, self._epoch, self._retried) if lines else Totals()
         for line in lines:
             self._suspects.pop(line.index, None)
             held.tries.pop(line.index, None)

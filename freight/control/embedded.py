@@ -292,7 +292,9 @@ class EmbeddedRun:
             self._state.job_folder(job), self._output, self._request.force,
         )  # fmt: skip
         await self._drive(run, prepared.launcher)
-        outcome = Outcome(run.row.state, run.row.reason, index.records, dispatcher.totals, tuple(results.failures()))
+        outcome = Outcome(
+            run.row.state, run.row.reason, index.records, dispatcher.totals, tuple(results.failures(run.row.retried))
+        )
         if run.row.state is State.COMPLETED and not dispatcher.totals.failed:
             results.close()
             self._state.drop_results(job)

@@ -58,7 +58,7 @@ class Finder:
             return []
         results = self._context.folder.open_results(row.id, Sharing.READER)
         try:
-            return results.failures()
+            return results.failures(row.retried)
         finally:
             results.close()
 

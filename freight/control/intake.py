@@ -54,7 +54,8 @@ class Index:
 
     def save(self, path: Path) -> None:
         """Write the arrays to `path`, on disk when this returns."""
-        with path.open("wb") as file:
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        with os.fdopen(fd, "wb") as file:
             arrays = {name: getattr(self, name) for name in _ARRAYS}
             numpy.savez(file, sha256=numpy.array(self.sha256), **arrays)
             file.flush()

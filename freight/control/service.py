@@ -174,6 +174,7 @@ class Service:
             raise WrongState(
                 f"the input of job {row.name} was refused: {row.reason}", "correct the input and submit it anew"
             )
+        row = await self._submission.renewed(row)
         after = await self._context.write(self._context.catalog.happened, row, event, time.time())
         await self._shelf.enqueue(after)
 

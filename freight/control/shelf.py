@@ -77,7 +77,7 @@ class Shelf:
             waiting.launch = launch_of(model, index.endpoints_used(), options.concurrency)
             results = self._context.folder.open_results(row.id, Sharing.READER)
             try:
-                waiting.totals = results.totals()
+                waiting.totals = results.totals(row.retried)
                 waiting.left = index.records - int(results.settled(index.records, row.retried).sum())
             finally:
                 results.close()

@@ -14,6 +14,7 @@ from typing import Any, Final
 
 import msgspec
 
+from freight.config import Config
 from freight.control.checks import check_models, intake_limits, intake_rules, listing
 from freight.control.context import Checking, Context
 from freight.control.inputs import InputFile, inspect
@@ -125,14 +126,36 @@ class Submission:
         finally:
             file.close()
         name, why = choose_model(request.model, next(iter(sample.models), None), config)
-        model = await resolve(name, config, request.ignore_record_model, _Patience())
-        if request.typed:
-            fits = model.fits if model.fits is None else model.fits | {request.typed}
-            model = msgspec.structs.replace(model, typed=request.typed, fits=fits)
+        model = await _model(name, request, config)
         _check_gpus(request, model)
         check_models(file.shown, model, sample)
         notes = tuple(note for note in (why, sample.budget_note()) if note)
         return _Resolved(request, model, upload, sha256, notes)
+
+    async def renewed(self, row: JobRow) -> JobRow:
+        """Return a job that is to go on with its model's entry as it is now, unless that would mix answers.
+
+        Where the entry is gone, or now means something that may answer otherwise, a job that has answers keeps the
+        entry that it was submitted with.
+        """
+        request, before = request_of(row), model_of(row)
+        try:
+            model = await _model(request.model or before.name, request, self._context.settings())
+            _check_gpus(request, model)
+        except FreightError:
+            return row
+        if model.identity != before.identity and await self._context.in_thread(self._has_answers, row.id):
+            return row
+        spec = {**row.spec, "model": msgspec.to_builtins(model)}
+        await self._context.write(self._context.catalog.set_spec, row.id, spec)
+        return msgspec.structs.replace(row, spec=spec)
+
+    def _has_answers(self, job: str) -> bool:
+        results = self._context.folder.open_results(job, Sharing.READER)
+        try:
+            return results.has_answers()
+        finally:
+            results.close()
 
     async def _enter(self, resolved: _Resolved, key: str | None, digest: str) -> JobRow:
         """Give the job its entry; its input is in its folder before that, so that no entry is without one."""
@@ -276,6 +299,15 @@ async def _outcome(checking: Checking) -> None:
     await checking.ended.wait()
     if checking.refused is not None:
         raise checking.refused
+
+
+async def _model(name: str, request: JobRequest, config: Config) -> ModelSpec:
+    """Return the model that `name` stands for now, with the user's own word for it among those that records may use."""
+    model = await resolve(name, config, request.ignore_record_model, _Patience())
+    if request.typed:
+        fits = model.fits if model.fits is None else model.fits | {request.typed}
+        model = msgspec.structs.replace(model, typed=request.typed, fits=fits)
+    return model
 
 
 class _Patience:

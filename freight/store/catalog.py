@@ -39,6 +39,7 @@ _MOVE: Final = (
 )
 _OUTCOME: Final = "UPDATE job SET outcome = ? WHERE id = ?"
 _RECORDS: Final = "UPDATE job SET records = ?, outcome = ? WHERE id = ?"
+_SPEC: Final = "UPDATE job SET spec = ? WHERE id = ?"
 _DELETE: Final = "DELETE FROM job WHERE id = ?"
 _EVENT: Final = """
 INSERT INTO event (job, number, at, event, state, detail)
@@ -253,6 +254,11 @@ class Catalog:
         """Note what came of a job; None takes it back."""
         with transaction(self._connection):
             self._connection.execute(_OUTCOME, (_json(outcome), job))
+
+    def set_spec(self, job: str, spec: dict[str, Any]) -> None:
+        """Change what is kept of a job's request."""
+        with transaction(self._connection):
+            self._connection.execute(_SPEC, (_json(spec), job))
 
     def set_records(self, job: str, records: int, outcome: dict[str, Any] | None) -> None:
         """Note how many records a job has, once its input was read, and what is known of their results."""

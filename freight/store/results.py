@@ -26,17 +26,20 @@ WHERE result.code IS NOT NULL AND result.epoch < excluded.epoch
 """
 _SIZES: Final = "SELECT length(tail) FROM result WHERE idx > ? ORDER BY idx LIMIT ?"
 _PAGE: Final = "SELECT idx, tail, code IS NOT NULL FROM result WHERE idx > ? ORDER BY idx LIMIT ?"
-_TOTALS: Final = """
+# An error that is to run again is no result yet.
+_COUNTED: Final = "(code IS NULL OR epoch >= ?1 OR code IN (SELECT value FROM json_each(?2)))"
+_TOTALS: Final = f"""
 SELECT count(*), count(code), coalesce(sum(cut), 0), coalesce(sum(input_tokens), 0),
        coalesce(sum(output_tokens), 0), coalesce(sum(cached_tokens), 0)
-FROM result
+FROM result WHERE {_COUNTED}
 """
-_FAILURES: Final = """
-SELECT code, status, count(*) AS n, min(idx) FROM result WHERE code IS NOT NULL
+_FAILURES: Final = f"""
+SELECT code, status, count(*) AS n, min(idx) FROM result WHERE code IS NOT NULL AND {_COUNTED}
 GROUP BY code, status ORDER BY n DESC, code, status
 """
+_EPOCH: Final = "SELECT epoch FROM result WHERE idx = ?"
 _MESSAGE: Final = "SELECT message FROM result WHERE idx = ?"
-_SETTLED: Final = "SELECT idx FROM result WHERE code IS NULL OR epoch >= ? OR code IN (SELECT value FROM json_each(?))"
+_SETTLED: Final = f"SELECT idx FROM result WHERE {_COUNTED}"
 _ANSWERED: Final = (
     "SELECT EXISTS (SELECT 1 FROM result WHERE code IS NULL OR code NOT IN (SELECT value FROM json_each(?)))"
 )
@@ -73,21 +76,18 @@ class Results:
         """Close the database; what was committed is on disk."""
         self._connection.close()
 
-    def put(self, lines: Iterable[Line], epoch: int) -> Totals:
-        """Commit the lines and return what that changed in the totals: late and double ones change nothing."""
+    def put(self, lines: Iterable[Line], epoch: int, retried: int = 0) -> Totals:
+        """Commit the lines and return what that changed in `totals(retried)`: late and double ones change nothing."""
         changed = Totals()
         with transaction(self._connection):
             for line in lines:
-                changed = changed.plus(self._put_one(line, epoch))
+                changed = changed.plus(self._put_one(line, epoch, retried))
         return changed
 
-    def _put_one(self, line: Line, epoch: int) -> Totals:
+    def _put_one(self, line: Line, epoch: int, retried: int) -> Totals:
         before = self._connection.total_changes()
         # In the first epoch there is nothing that a result could replace.
-        replaced = (
-            epoch > 0
-            and self._connection.execute("SELECT 1 FROM result WHERE idx = ?", (line.index,)).fetchone() is not None
-        )
+        replaced = self._connection.execute(_EPOCH, (line.index,)).fetchone() if epoch else None
         self._connection.execute(
             _PUT,
             (
@@ -99,9 +99,9 @@ class Results:
             return Totals()
         if self._has_suspects:
             self._connection.execute(_CLEAR, (line.index,))
-        totals = line.totals()
-        # What was replaced was a failed record: it is done already, and no longer failed.
-        return totals.plus(Totals(done=-1, failed=-1)) if replaced else totals
+        # What was replaced was a failed record: where it was counted, it was so as done and failed.
+        counted = replaced is not None and replaced[0] >= retried
+        return line.totals().plus(Totals(done=-1, failed=-1)) if counted else line.totals()
 
     def accuse(self, indices: Sequence[int], worker: str, number: int) -> dict[int, int]:
         """Charge a worker's death number `number` (from 1) to each record, on disk; return how many each has now.
@@ -120,15 +120,15 @@ class Results:
         """Return the records to which deaths of a model server are charged, and how many."""
         return {index: deaths for index, deaths in self._connection.execute(_SUSPECTS)}
 
-    def totals(self) -> Totals:
-        """Return the totals over all rows."""
-        row = self._connection.execute(_TOTALS).fetchone()
+    def totals(self, retried: int = 0) -> Totals:
+        """Return the totals over all rows but the errors of epochs before `retried`, which are to run again."""
+        row = self._connection.execute(_TOTALS, (retried, _INTAKE_JSON)).fetchone()
         assert row is not None
         return Totals(*row)
 
-    def failures(self) -> list[Failure]:
-        """Return the failures by kind, the commonest first."""
-        found = list(self._connection.execute(_FAILURES))
+    def failures(self, retried: int = 0) -> list[Failure]:
+        """Return the failures by kind, the commonest first, but for those of epochs before `retried`."""
+        found = list(self._connection.execute(_FAILURES, (retried, _INTAKE_JSON)))
         return [Failure(code, status, count, self._one(_MESSAGE, example)) for code, status, count, example in found]
 
     def has_answers(self) -> bool:

@@ -215,6 +215,9 @@ def served(folder: Path) -> Generator[Served]:
     box = Served(folder / "box")
     try:
         yield box
+    except Exception as error:
+        error.add_note(f"the service said: {box.said()[-4000:]}")
+        raise
     finally:
         box.end()
 

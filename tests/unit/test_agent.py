@@ -114,8 +114,8 @@ async def staged(tmp_path: Path, *options: str, orphan_s: float = 60.0) -> Async
             if stage.running is not None and not stage.running.done():
                 stage.running.cancel()
                 await asyncio.gather(stage.running, return_exceptions=True)
-            for server in servers():
-                server.kill()
+            # As a worker's program does whose starter is gone.
+            await stage.agent.end_at_once()
             await stage.server.stop()
 
 
