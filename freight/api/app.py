@@ -29,7 +29,7 @@ from freight.core.view import (
     WorkerList,
 )
 from freight.errors import Conflict, FreightError, NoSuchJob, NotAllowed, UserError, WrongState
-from freight.store.database import StorageFull
+from freight.store.database import STORAGE_ERRORS, StorageFull
 
 _STATUS: Final[tuple[tuple[type[FreightError], int], ...]] = (
     (Conflict, 409),
@@ -82,6 +82,13 @@ def _add_error_handlers(app: FastAPI) -> None:
     async def refuse(_: Request, error: FreightError) -> Response:
         status = next((status for kind, status in _STATUS if isinstance(error, kind)), 503)
         return _error(status, error.code, error.message, error.hint)
+
+    async def storage_failed(_: Request, error: Exception) -> Response:
+        return _error(503, "operation_failed", f"the service's storage failed: {error}", "see freight doctor")
+
+    for kind in STORAGE_ERRORS:
+        if not issubclass(kind, FreightError):
+            app.add_exception_handler(kind, storage_failed)
 
     @app.exception_handler(RequestValidationError)
     async def refuse_shape(_: Request, error: RequestValidationError) -> Response:

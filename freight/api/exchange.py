@@ -62,14 +62,15 @@ class ExchangeServer:
 
     async def start(self) -> None:
         """Begin to listen."""
-        self._task = asyncio.create_task(self._server.serve(sockets=[listen_at(self._path)]))
+        listener = listen_at(self._path)
+        self._task = asyncio.create_task(self._server.serve(sockets=[listener]))
 
     async def stop(self) -> None:
         """Stop listening, with all answers sent."""
         self._server.should_exit = True
         if self._task is not None:
             await self._task
-        self._path.unlink(missing_ok=True)
+            self._path.unlink(missing_ok=True)
 
 
 class QuietServer(uvicorn.Server):

@@ -36,7 +36,10 @@ def serve(settings: Callable[[], Config], data_folder: Path, say: Callable[[str]
     except STORAGE_ERRORS as error:
         if isinstance(error, OperationError):
             raise
-        raise OperationError(f"the data folder {data_folder} cannot be read or written: {error}") from error
+        raise OperationError(
+            f"the data folder {data_folder} cannot be read or written: {error}",
+            "restore it from a copy, or set FREIGHT_DATA to another folder on a local disk",
+        ) from error
     finally:
         folder.release()
 
@@ -66,7 +69,7 @@ async def _serve(folder: ServiceFolder, settings: Callable[[], Config], say: Cal
         server.should_exit = True
         if answering is not None:
             await asyncio.gather(answering, return_exceptions=True)
-        folder.api_socket.unlink(missing_ok=True)
+            folder.api_socket.unlink(missing_ok=True)
         await service.close()
 
 

@@ -2,6 +2,7 @@
 
 import fcntl
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -158,6 +159,8 @@ def _start_error(status: int, log: Path, mark: int) -> FreightError:
     said = _said(log, mark)
     message = next((line.removeprefix("error: ") for line in said if line.startswith("error: ")), "")
     hint = next((line.removeprefix("hint: ") for line in said if line.startswith("hint: ")), None)
+    if not message and shutil.disk_usage(log.parent).free < _LOG_BYTES:
+        message, hint = f"no space left in the data folder {log.parent}", "free some space"
     if not message:
         message, hint = f"it ended with status {status}: {said[-1] if said else 'it said nothing'}", f"see {log}"
     kind = {2: UserError, 4: NotAllowed, 5: NoServer}.get(status, OperationError)

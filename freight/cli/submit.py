@@ -198,7 +198,11 @@ def _look(file: "InputFile", limit: int, say: Callable[[str], None]) -> str:
 def _submit(client: "Client", source: _Input, request: JobRequest, key: str | None) -> Submitted:
     try:
         upload = client.upload(source.chunks(), source.size)
-        source.check_unchanged()
+        try:
+            source.check_unchanged()
+        except OperationError:
+            client.drop_upload(upload.id)
+            raise
     except KeyboardInterrupt:
         raise Interrupted(f"interrupted while {source.shown} was sent; nothing was submitted") from None
     except ConnectionLost as error:

@@ -56,6 +56,11 @@ class AsyncClient:
         calls.check_key(idempotency_key)
         with outgoing(file) as sent:
             upload = await self.upload(sent.source, sent.size)
+            try:
+                sent.check_unchanged()
+            except FreightError:
+                await self.drop_upload(upload.id)
+                raise
         return await self.create(calls.job_request(upload.id, sent.shown, options), idempotency_key=idempotency_key)
 
     async def upload(self, source: Source, size: int | None = None) -> Upload:
@@ -70,13 +75,14 @@ class AsyncClient:
         except (NoServer, ConnectionLost):
             raise  # The job may have been made all the same.
         except FreightError:
-            await self._drop_upload(request.upload)
+            await self.drop_upload(request.upload)
             raise
         if not submitted.is_new:
-            await self._drop_upload(request.upload)
+            await self.drop_upload(request.upload)
         return submitted
 
-    async def _drop_upload(self, upload: str) -> None:
+    async def drop_upload(self, upload: str) -> None:
+        """Have the service forget an upload, if it can: no job will be made of it."""
         with suppress(FreightError):
             await self._ask(calls.delete_upload(upload))
 

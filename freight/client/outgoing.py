@@ -2,7 +2,7 @@
 
 import os
 import stat
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,16 +17,20 @@ Input: TypeAlias = str | os.PathLike[str] | Source
 
 @dataclass(frozen=True, slots=True)
 class Outgoing:
-    """What is sent: where from, its name for showing, and its size in bytes where that is known."""
+    """What is sent: where from, its name for showing, and its size in bytes where that is known.
+
+    `check_unchanged` raises OperationError when it is a file that has changed since it was opened.
+    """
 
     source: Source
     shown: str
     size: int | None
+    check_unchanged: Callable[[], None] = lambda: None
 
 
 @contextmanager
 def outgoing(file: Input) -> Generator[Outgoing]:
-    """Open what is to be sent; the block sends it. Raises OperationError at its end when the file changed."""
+    """Open what is to be sent; the block sends it."""
     if not isinstance(file, (str, os.PathLike)):
         yield Outgoing(file, _shown(file), size_of(file))
         return
@@ -38,11 +42,14 @@ def outgoing(file: Input) -> Generator[Outgoing]:
         before = os.fstat(opened.fileno())
         if stat.S_ISDIR(before.st_mode):
             raise UserError(f"the input {path} is a folder", hint)
+
+        def check_unchanged() -> None:
+            now = os.fstat(opened.fileno())
+            if (now.st_size, now.st_mtime_ns) != (before.st_size, before.st_mtime_ns):
+                raise OperationError(f"{path} changed while it was sent; nothing was submitted", "submit it again")
+
         source = cast(BinaryIO, opened)
-        yield Outgoing(source, str(file), size_of(source))
-        now = os.fstat(opened.fileno())
-        if (now.st_size, now.st_mtime_ns) != (before.st_size, before.st_mtime_ns):
-            raise OperationError(f"{path} changed while it was sent; nothing was submitted", "submit it again")
+        yield Outgoing(source, str(file), size_of(source), check_unchanged)
 
 
 def size_of(source: Source) -> int | None:

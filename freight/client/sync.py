@@ -77,6 +77,11 @@ class Client:
         calls.check_key(idempotency_key)
         with outgoing(file) as sent:
             upload = self.upload(sent.source, sent.size)
+            try:
+                sent.check_unchanged()
+            except FreightError:
+                self.drop_upload(upload.id)
+                raise
         return self.create(calls.job_request(upload.id, sent.shown, options), idempotency_key=idempotency_key)
 
     def upload(self, source: Source, size: int | None = None) -> Upload:
@@ -94,13 +99,14 @@ class Client:
         except (NoServer, ConnectionLost):
             raise  # The job may have been made all the same.
         except FreightError:
-            self._drop_upload(request.upload)
+            self.drop_upload(request.upload)
             raise
         if not submitted.is_new:
-            self._drop_upload(request.upload)
+            self.drop_upload(request.upload)
         return submitted
 
-    def _drop_upload(self, upload: str) -> None:
+    def drop_upload(self, upload: str) -> None:
+        """Have the service forget an upload, if it can: no job will be made of it."""
         with suppress(FreightError):
             self._ask(calls.delete_upload(upload))
 

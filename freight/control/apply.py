@@ -36,7 +36,7 @@ from freight.core.plan import (
     Wait,
 )
 from freight.core.record import custom_id_of
-from freight.errors import FreightError, LauncherError
+from freight.errors import FreightError, LauncherError, OperationError
 from freight.launchers.base import Launcher, WorkerPlace
 from freight.store.catalog import Catalog, JobRow, moved
 from freight.store.database import STORAGE_ERRORS, StorageFull
@@ -194,7 +194,7 @@ class Apply:
                 self._strangers[device.id] = (f"process {holder.pid} ({holder.what})", time.monotonic())
                 return
         worker = uuid.uuid4().hex[:12]
-        run = None
+        run = folder = None
         try:
             folder, log = self._make_places(job, worker)
             run = await self._launch(job, action, worker, folder, log, device)
@@ -203,6 +203,8 @@ class Apply:
         except LauncherError as error:
             job.start_failed(action.device or action.source, error.message, not error.transient, time.monotonic())
         if run is None:
+            if folder is not None:
+                shutil.rmtree(folder, ignore_errors=True)
             if device is not None:
                 self._launcher.release(device)
             return
@@ -333,7 +335,7 @@ class Apply:
         except StorageFull as error:
             job.found_full(time.monotonic(), "no space left for the results file")
             await self.happened(job, Event.BLOCKED, error.message)
-        except FreightError as error:
+        except (FreightError, *STORAGE_ERRORS) as error:
             if not self._is_shared:
                 raise
             job.failure = error
@@ -350,12 +352,12 @@ class Apply:
             job.found_full(time.monotonic(), error.message)
             job.wait_reason = error.message
             return
-        except FreightError as error:
+        except (FreightError, *STORAGE_ERRORS) as error:
             if not self._is_shared:
                 raise
             # All the same the job ends, in words that say what became of its results file.
-            if error.message not in reason:
-                reason = f"{reason}; {error.message}" if reason else error.message
+            if str(error) not in reason:
+                reason = f"{reason}; {error}" if reason else str(error)
         await self.happened(job, event, reason)
 
     def _conclude(self, job: JobRun, code: str, reason: str) -> None:
@@ -372,14 +374,21 @@ class Apply:
             return custom_id_of(job.dispatcher.read_lines([index])[0]), code, reason
 
         job.file.check_unchanged()
-        aside = job.folder / ASIDE
+        # On the output's own file system, so that it can be put in place by a rename.
+        own = output.with_name(f".{output.name}.{job.row.id[:8]}.partial")
+        aside = own if self._is_shared else job.folder / ASIDE
         lines = rows(job.results, job.index.records, missing)
         written = write_aside(aside, job.row.id, lines, job.index.records)
         before = mark_of(job.row.outcome, output)
         # The intent first: after a crash in between, what stands at the output is known for ours, old or new.
         outcome = job.outcome(written, before)
         self._catalog.set_outcome(job.row.id, outcome)
-        put_in_place(aside, output, job.force or before is not None)
+        try:
+            put_in_place(aside, output, job.force or before is not None)
+        except OperationError:
+            if self._is_shared:
+                aside.unlink(missing_ok=True)
+            raise
         job.row = msgspec.structs.replace(job.row, outcome=outcome)
 
 

@@ -10,7 +10,7 @@ from freight.core.job import FINAL, State
 from freight.core.view import JobPage, JobStatus
 from freight.errors import NoSuchJob, UserError, WrongState
 from freight.store.catalog import JobRow
-from freight.store.database import Sharing
+from freight.store.database import STORAGE_ERRORS, Sharing
 from freight.store.results import Failure
 
 _ID_START: Final = re.compile(r"[0-9a-f][0-9a-f-]{0,35}")
@@ -49,7 +49,10 @@ class Finder:
         """Return all about a job."""
         row = await self.find(name)
         events = await self._context.look(self._context.reader.events, row.id)
-        failures = await self._context.in_thread(self.failures, row)
+        try:
+            failures = await self._context.in_thread(self.failures, row)
+        except STORAGE_ERRORS:
+            failures = []  # The rest is worth knowing all the same; asking for the results says what is wrong.
         return status(row, self._context.in_hand(row.id), events, failures)
 
     def failures(self, row: JobRow) -> list[Failure]:

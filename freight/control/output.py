@@ -99,7 +99,9 @@ def write_aside(path: Path, job: str, lines: Iterator[tuple[int, bytes]], record
         if is_full(error):
             path.unlink(missing_ok=True)
             raise StorageFull(f"no space left for the results file {path.parent}") from error
-        raise OperationError(f"cannot write {path}: {error.strerror}") from error
+        raise OperationError(
+            f"cannot write {path}: {error.strerror}; all answers are kept", "see that its folder can be written to"
+        ) from error
     assert count == records, f"{count} lines for {records} records"
     return Written(size, digest.hexdigest())
 

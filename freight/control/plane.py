@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import time
+import traceback
 import uuid
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -24,6 +25,7 @@ from freight.core.progress import Progress
 from freight.errors import FreightError, OperationError
 from freight.launchers.base import Launcher
 from freight.store.catalog import Catalog
+from freight.store.database import STORAGE_ERRORS
 from freight.store.folder import FolderLock
 
 log = logging.getLogger("freight.plane")
@@ -202,10 +204,14 @@ class ControlPlane:
 
     async def _exchange(self, encoded: bytes) -> bytes:
         """Take a worker's report and return its orders, both as MessagePack."""
-        worker = None
         try:
             report = msgspec.msgpack.decode(encoded, type=Report)
-            worker = self.roster.workers.get(report.worker)
+        except (msgspec.DecodeError, RecursionError) as error:
+            # Of a worker of another version, or from somebody else.
+            log.warning("a report that cannot be read: %s", type(error).__name__)
+            return self._encoded(Orders(PROTOCOL, Order.STOP))
+        worker = self.roster.workers.get(report.worker)
+        try:
             if report.protocol != PROTOCOL or worker is None:
                 return self._encoded(Orders(PROTOCOL, Order.STOP))
             async with worker.exchanging:
@@ -224,8 +230,10 @@ class ControlPlane:
         return msgspec.msgpack.encode(msgspec.structs.replace(orders, plane=self.id))
 
     def _fail(self, worker: WorkerRun | None, error: Exception) -> None:
-        if not isinstance(error, FreightError):
-            log.error("an exchange failed", exc_info=error)
+        if not isinstance(error, (FreightError, *STORAGE_ERRORS)):
+            # Without the error's own words, which may quote a record.
+            frames = "".join(traceback.format_tb(error.__traceback__))
+            log.error("a bug in an exchange: %s\n%s", type(error).__name__, frames)
         if worker is not None and worker.job is not None:
             worker.job.failure = worker.job.failure or error
             self.apply.stop_worker(worker)

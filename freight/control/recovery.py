@@ -16,6 +16,7 @@ from freight.core.job import Event, State
 from freight.errors import FreightError
 from freight.launchers.base import Launcher
 from freight.store.catalog import JobRow, WorkerRow
+from freight.store.database import STORAGE_ERRORS
 
 log = logging.getLogger("freight.service")
 
@@ -68,8 +69,8 @@ async def _take_up(context: Context, shelf: Shelf, row: JobRow, workers: list[Wo
     waiting = context.plane.roster.waiting[row.id]
     try:
         job = await shelf.open(waiting)
-    except FreightError as error:
-        waiting.failure = waiting.failure or error.message
+    except (FreightError, *STORAGE_ERRORS) as error:
+        waiting.failure = waiting.failure or f"the job's files cannot be read: {error}"
         for worker in workers:
             context.plane.apply.stop_worker(worker)
         return

@@ -60,7 +60,7 @@ class Service:
         )  # fmt: skip
         self._retention_s: float | None = config["retention"]
         self._shelf = Shelf(self._context)
-        self._uploads = Uploads(folder.uploads, self._context.threads)
+        self._uploads = Uploads(folder.uploads, self._context.threads, self._context.stopping)
         self._submission = Submission(self._context, self._shelf, self._uploads)
         self.finder = Finder(self._context)
         self.streams = Streams(self._context, self.finder)

@@ -18,7 +18,7 @@ from freight.core.model import ModelSpec
 from freight.core.view import JobRequest
 from freight.errors import OperationError
 from freight.store.catalog import JobRow
-from freight.store.database import Sharing
+from freight.store.database import STORAGE_ERRORS, Sharing
 
 
 def spec_of(request: JobRequest, model: ModelSpec, sha256: str, size: int) -> dict[str, Any]:
@@ -81,8 +81,8 @@ class Shelf:
                 waiting.left = index.records - int(results.settled(index.records, row.retried).sum())
             finally:
                 results.close()
-        except OperationError as error:
-            waiting.failure = error.message
+        except (OperationError, *STORAGE_ERRORS) as error:
+            waiting.failure = f"the job's files cannot be read: {error}"
         return waiting
 
     async def open(self, waiting: WaitingJob) -> JobRun:

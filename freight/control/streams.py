@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -19,6 +20,7 @@ from freight.core.record import custom_id_of
 from freight.errors import UserError, WrongState
 from freight.store.catalog import JobRow, StintRow
 from freight.store.database import Sharing
+from freight.store.results import Results
 
 _PIECE_BYTES: Final = 1 << 18
 _FOLLOW_S: Final = 0.25
@@ -36,6 +38,19 @@ class ResultStream:
     done: int
     total: int
     pieces: Iterator[bytes]
+
+
+class StreamBroken(Exception):
+    """The service ends in the middle of a stream: its reader must not take what came for the whole."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Opened:
+    """What results are read from; `files` closes it all."""
+
+    results: Results
+    missing: Missing | None
+    files: ExitStack
 
 
 class Streams:
@@ -61,28 +76,33 @@ class Streams:
                 f"wait for it: freight batch wait {row.name}; or take what there is with --partial",
             )
         done = totals.done if row.state not in FINAL else row.records
-        return ResultStream(done, row.records, self._pieces(row, only))
+        opened = await self._context.in_thread(self._open, row)
+        return ResultStream(done, row.records, self._pieces(row, only, opened))
 
-    def _pieces(self, row: JobRow, only: Only | None) -> Iterator[bytes]:
+    def _open(self, row: JobRow) -> "_Opened":
+        """Open all that results are made of, so that what cannot be read is said before anything is sent."""
         folder = self._context.folder
-        results = folder.open_results(row.id, Sharing.READER)
-        file = None
-        try:
+        with ExitStack() as stack:
+            results = folder.open_results(row.id, Sharing.READER)
+            stack.callback(results.close)
             missing: Missing | None = None
             if row.state in FINAL:
-                file = InputFile(folder.input(row.id), "the input")
+                file = InputFile(folder.input(row.id), f"the input of job {row.name}")
+                stack.callback(file.close)
                 missing = _missing(row, file, Index.load(folder.index(row.id)))
+            return _Opened(results, missing, stack.pop_all())
+
+    def _pieces(self, row: JobRow, only: Only | None, opened: "_Opened") -> Iterator[bytes]:
+        with opened.files:
             held = bytearray()
-            for line in whole_lines(row.id, rows(results, row.records or 0, missing, only)):
+            for line in whole_lines(row.id, rows(opened.results, row.records or 0, opened.missing, only)):
                 held += line
                 if len(held) >= _PIECE_BYTES:
                     yield bytes(held)
                     held.clear()
+                    if self._context.stopping.is_set():
+                        raise StreamBroken
             yield bytes(held)
-        finally:
-            results.close()
-            if file is not None:
-                file.close()
 
     async def logs(self, name: str, worker: int | None, tail: int | None, follow: bool) -> AsyncIterator[bytes]:
         """Return the output of a job's workers, or of its worker number `worker`, from its last `tail` lines on.

@@ -20,11 +20,15 @@ _T = TypeVar("_T")
 
 
 class Uploads:
-    """The folder of uploads. `threads` does the writing, so that nothing else waits for the disk."""
+    """The folder of uploads. `threads` does the writing, so that nothing else waits for the disk.
 
-    def __init__(self, folder: Path, threads: Executor) -> None:
+    Once `stopping` is set, uploads break off.
+    """
+
+    def __init__(self, folder: Path, threads: Executor, stopping: asyncio.Event) -> None:
         self._folder = folder
         self._threads = threads
+        self._stopping = stopping
 
     async def receive(self, chunks: AsyncIterator[bytes], size: int | None, limit: int) -> Upload:
         """Keep a stream of `size` bytes (None: not known); what breaks off leaves nothing.
@@ -61,7 +65,7 @@ class Uploads:
 
         count = 0
         held = bytearray()
-        async for chunk in chunks:
+        async for chunk in self._until_stopping(chunks):
             held += chunk
             if len(held) >= _PIECE_BYTES:
                 count += len(held)
@@ -72,6 +76,24 @@ class Uploads:
         _check_size(count, limit)
         await self._do(put, bytes(held))
         return count
+
+    async def _until_stopping(self, chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+        """Yield the chunks; raise OperationError once the service is ending, whether or not more come."""
+        stopping = asyncio.create_task(self._stopping.wait())
+        try:
+            while True:
+                coming = asyncio.ensure_future(anext(chunks, None))
+                await asyncio.wait((coming, stopping), return_when=asyncio.FIRST_COMPLETED)
+                if stopping.done():
+                    coming.cancel()
+                    await asyncio.gather(coming, return_exceptions=True)
+                    raise OperationError("the service is ending; nothing was submitted", "submit it again later")
+                chunk = coming.result()
+                if chunk is None:
+                    return
+                yield chunk
+        finally:
+            stopping.cancel()
 
     async def _do(self, call: Callable[..., _T], *args: object) -> _T:
         return await asyncio.get_running_loop().run_in_executor(self._threads, call, *args)

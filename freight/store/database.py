@@ -68,7 +68,7 @@ def open_database(path: Path, migrations: str, locking: Locking, sharing: Sharin
     `migrations` is the folder of numbered SQL files in this package. What a transaction wrote is on
     disk when it returns. Raises OperationError for a database of a newer version or a damaged one.
     """
-    with _clear_errors(path):
+    with clear_errors(path):
         if sharing is Sharing.READER:
             reader = cast(Database, apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READWRITE))
             reader.pragma("busy_timeout", _BUSY_MS)
@@ -135,7 +135,8 @@ def _storage_error(error: apsw.Error, system_errno: int) -> OperationError:
 
 
 @contextmanager
-def _clear_errors(path: Path) -> Generator[None]:
+def clear_errors(path: Path) -> Generator[None]:
+    """Turn what SQLite raises about the database at `path` into OperationError, naming it."""
     try:
         yield
     except (apsw.NotADBError, apsw.CorruptError) as error:

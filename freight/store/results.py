@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from freight.core.answer import Line
 from freight.core.job import Totals
 from freight.core.record import INTAKE_CODES
-from freight.store.database import Database, Sharing, open_database, transaction
+from freight.store.database import Database, Sharing, clear_errors, open_database, transaction
 from freight.store.folder import Locking
 
 # A result replaces nothing but an error of an earlier epoch: the first answer stays.
@@ -70,7 +70,8 @@ class Results:
 
     def __init__(self, path: Path, locking: Locking, sharing: Sharing = Sharing.ALONE) -> None:
         self._connection: Database = open_database(path, "results_migrations", locking, sharing)
-        self._has_suspects = bool(self.suspects())
+        with clear_errors(path):
+            self._has_suspects = bool(self.suspects())
 
     def close(self) -> None:
         """Close the database; what was committed is on disk."""

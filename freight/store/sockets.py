@@ -10,6 +10,7 @@ from typing import Final
 from freight.errors import OperationError
 
 MOST_SOCKET_PATH: Final = 107
+_BACKLOG: Final = 1024
 
 
 def reachable(path: Path) -> str:
@@ -27,20 +28,26 @@ def _folder(folder: Path) -> int:
 def listen_at(path: Path) -> socket.socket:
     """Return a listening socket at `path`; one that nobody listens on any more is replaced.
 
-    Raises OperationError naming the process that listens there, or what keeps us from it.
+    It appears once it can be connected to. Raises OperationError naming the process that listens there, or what
+    keeps us from it.
     """
     holder = listener_pid(path)
     if holder is not None:
         raise OperationError(f"the socket {path} is in use by process {holder}", "end that process, then start again")
+    aside = path.with_name(f".{path.name}.{os.getpid()}")
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
-        path.unlink(missing_ok=True)
-        listener.bind(reachable(path))
-        path.chmod(0o600)
+        aside.unlink(missing_ok=True)
+        listener.bind(reachable(aside))
+        aside.chmod(0o600)
+        listener.listen(_BACKLOG)
+        aside.rename(path)
     except OSError as error:
         listener.close()
-        raise OperationError(f"cannot make the socket {path}: {error.strerror}", "make room for it") from error
-    listener.listen(128)
+        aside.unlink(missing_ok=True)
+        raise OperationError(
+            f"cannot make the socket {path}: {error.strerror}", "free some space there, or see who may write to it"
+        ) from error
     return listener
 
 

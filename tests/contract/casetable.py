@@ -74,10 +74,10 @@ class Ran:
         self.done = self.run("out.jsonl", *case.options)
         self.strict = self.run("strict.jsonl", "--strict", *case.options) if case.bad else None
 
-    def run(self, output: str, *options: str) -> Finished:
-        """Run the input through the engine."""
+    def run(self, output: str, *options: str, file: Path | None = None) -> Finished:
+        """Run the input, or another file, through the engine."""
         return self.box.freight(
-            "run", str(self.input), "-o", output, "--model", self.engine.url, *options, **self.case.env
+            "run", str(file or self.input), "-o", output, "--model", self.engine.url, *options, **self.case.env
         )
 
     @cached_property

@@ -8,6 +8,7 @@ from typing import Any, Final
 
 import pytest
 
+from tests.contract.casetable import Runs, selected
 from tests.harness import Box, engine, engine_command, model_toml
 from tests.service import Endpoint, ServiceBox, endpoint, service_box
 
@@ -52,6 +53,18 @@ def started(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     ]
     with ExitStack() as stack:
         yield Started(items, tmp_path_factory.mktemp("scenarios"), stack)
+
+
+@pytest.fixture(scope="session")
+def runs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Generator[Runs]:
+    """Runs of all cases that were asked for, on one engine that writes down what it receives."""
+    from tests.contract.test_cases import TABLE
+
+    folder = tmp_path_factory.mktemp("cases")
+    with engine(folder / "engine") as running:
+        started = Runs(selected(request.session.items, TABLE), folder, running)
+        yield started
+        started.close()
 
 
 @pytest.fixture(scope="session")

@@ -1,13 +1,12 @@
 """Inputs that broke other people's batch runs, case by case: the file, its lines, the bodies, the answers."""
 
 import json
-from collections.abc import Generator
 from pathlib import Path
 from typing import Final
 
 import pytest
 
-from tests.contract.casetable import Case, Ran, Runs, bodies, selected
+from tests.contract.casetable import Case, Ran, Runs, bodies
 from tests.harness import CASES, Box, Engine, code, engine, engine_command, model_toml
 
 DEADLY: Final = "STUB:die Item 4."
@@ -47,7 +46,7 @@ def counts_physical_lines(ran: Ran) -> None:
     spoiled = ran.input.read_text().replace('"max_tokens":64}}  ', '"max_tokens":64}}}')
     path = ran.box.folder / "spoiled.jsonl"
     path.write_text(spoiled)
-    again = ran.box.freight("run", str(path), "-o", "x", "--model", ran.engine.url)
+    again = ran.run("x", file=path)
     assert "spoiled.jsonl, line 5, column " in again.stderr
 
 
@@ -280,16 +279,6 @@ TABLE: Final = (
     Case(95, "95_all_fail.jsonl", 3, failed={f"af-{n}": FAILED for n in (1, 2, 3)}, also=says_why_all_failed),
     Case(96, "96_two_of_five.jsonl", 5, failed={"cnt-2": FAILED, "cnt-4": INVALID}, also=counts_agree),
 )
-
-
-@pytest.fixture(scope="module")
-def runs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Generator[Runs]:
-    """Runs of all cases that were asked for, on one engine that writes down what it receives."""
-    folder = tmp_path_factory.mktemp("cases")
-    with engine(folder / "engine") as running:
-        started = Runs(selected(request.session.items, TABLE), folder, running)
-        yield started
-        started.close()
 
 
 @pytest.mark.parametrize("number", [pytest.param(case.number, id=f"case-{case.number}") for case in TABLE])
