@@ -162,12 +162,17 @@ class Apply:
         who, at = self._strangers.get(device, ("", now))
         return who if now - at < _STRANGER_S else ""
 
-    async def happened(self, job: HasRow, event: Event, detail: str = "") -> JobRow:
-        """Record an event of a job. A full disk does not keep a job from changing its state: the file catches up."""
+    async def happened(self, job: HasRow, event: Event, detail: str = "", must_keep: bool = False) -> JobRow:
+        """Record an event of a job. A full disk does not keep a job from changing its state: the file catches up.
+
+        With `must_keep` it does: raises StorageFull, and nothing has happened.
+        """
         now = time.time()
         try:
             job.row = await self._write(self._catalog.happened, job.row, event, now, detail)
         except StorageFull:
+            if must_keep:
+                raise
             job.row = moved(job.row, event, detail, now)
         return job.row
 
@@ -194,57 +199,56 @@ class Apply:
                 self._strangers[device.id] = (f"process {holder.pid} ({holder.what})", time.monotonic())
                 return
         worker = uuid.uuid4().hex[:12]
-        run = folder = None
+        folder = None
         try:
             folder, log = self._make_places(job, worker)
-            run = await self._launch(job, action, worker, folder, log, device)
+            await self._launch(job, action, WorkerPlace(worker, self._control, folder, log, device))
+            return
         except StorageFull as error:
             job.found_full(time.monotonic(), error.message)
         except LauncherError as error:
             job.start_failed(action.device or action.source, error.message, not error.transient, time.monotonic())
-        if run is None:
-            if folder is not None:
-                shutil.rmtree(folder, ignore_errors=True)
-            if device is not None:
-                self._launcher.release(device)
-            return
-        job.workers[worker] = self._roster.workers[worker] = run
-        self.watch(run)
-        self._changed.set()
+        if folder is not None:
+            shutil.rmtree(folder, ignore_errors=True)
+        if device is not None:
+            self._launcher.release(device)
 
-    async def _launch(
-        self, job: JobRun, action: StartWorker, worker: str, folder: Path, log: Path, device: Device | None
-    ) -> WorkerRun:
+    async def _launch(self, job: JobRun, action: StartWorker, place: WorkerPlace) -> None:
         launch: dict[str, Any] = {"key": job.launch, "model": job.model.name}
-        now = time.time()
+        now, worker, log = time.time(), place.worker, place.log
         number = await self._write(
-            self._catalog.worker_starts, worker, job.row.id, action.source, str(folder), now, action.device,
+            self._catalog.worker_starts, worker, job.row.id, action.source, str(place.folder), now, action.device,
             str(log), launch,
         )  # fmt: skip
         try:
-            process = self._launcher.start(WorkerPlace(worker, self._control, folder, log, device))
+            process = self._launcher.start(place)
         except LauncherError as error:
             await self._write(self._catalog.worker_ended, worker, error.message, time.time())
             raise
         run = WorkerRun(
-            worker, action.source, action.device, folder, log, process, job, job.launch, job.model.name, number, now
-        )
+            worker, action.source, action.device, place.folder, log, process, job, job.launch, job.model.name, number,
+            now,
+        )  # fmt: skip
+        # Known from its first moment: it may report before anything more is written.
+        job.workers[worker] = self._roster.workers[worker] = run
+        self.watch(run)
+        self._changed.set()
         with suppress(StorageFull):  # It cannot be adopted then; it is found by its id, and ended.
             await self._write(self._catalog.worker_runs, worker, process.identity())
-        return run
 
     async def _join(self, job: JobRun, chosen: str) -> None:
         """Let a warm worker serve a job; its next report is answered with what that is."""
         worker = self._roster.workers.get(chosen)
         if worker is None or worker.stopping or worker.job is not None:
             return  # It has ended meanwhile.
+        # Before it is written down, so that whatever becomes of the worker meanwhile is seen to by its job.
+        worker.job, job.workers[worker.id] = job, worker
         try:
             worker.number = await self._write(self._catalog.worker_joins, worker.id, job.row.id, time.time())
         except StorageFull as error:
+            worker.job = None
+            job.workers.pop(worker.id, None)
             job.found_full(time.monotonic(), error.message)
-            return
-        worker.job = job
-        job.workers[worker.id] = worker
         self._changed.set()
 
     async def worker_left(self, job: JobRun, worker: WorkerRun) -> None:
@@ -252,11 +256,12 @@ class Apply:
         job.workers.pop(worker.id, None)
         job.dispatcher.lost(worker.id)
         worker.end_release()
-        worker.job = None
-        worker.since = time.monotonic()
         with suppress(StorageFull):
             await self._write(self._catalog.worker_leaves, worker.id, time.time())
         await asyncio.to_thread(keep_log, job.folder, worker.log, worker.number, False)
+        # Only now may another job have it.
+        worker.job = None
+        worker.since = time.monotonic()
         self._changed.set()
 
     def _device(self, wanted: str | None) -> Device | None:
@@ -279,16 +284,16 @@ class Apply:
         status = await worker.process.ended()
         await worker.process.clear()
         del self._roster.workers[worker.id]
-        job = worker.job
+        job, was_leaving = worker.job, worker.is_leaving()
         worker.end_release()
         if job is not None:
             job.workers.pop(worker.id, None)
             job.dispatcher.lost(worker.id)
-            if self._is_shared:
-                await asyncio.to_thread(keep_log, job.folder, worker.log, worker.number, True)
-            if not worker.is_leaving():
+            if not was_leaving:
                 words = _last_words(worker, status)
                 job.start_failed(worker.place(), words, worker.hopeless, time.monotonic())
+            if self._is_shared:
+                await asyncio.to_thread(keep_log, job.folder, worker.log, worker.number, True)
         shutil.rmtree(worker.folder, ignore_errors=True)
         with suppress(StorageFull):  # The next control plane on this folder finds out for itself.
             await self._write(self._catalog.worker_ended, worker.id, worker.note, time.time())
@@ -332,6 +337,7 @@ class Apply:
         await self.happened(job, Event.LAST_RECORD_DONE)
         try:
             await self._write(self._conclude, job, BATCH_FAILED, "")
+            await self.happened(job, Event.OUTPUT_WRITTEN, must_keep=self._is_shared)
         except StorageFull as error:
             job.found_full(time.monotonic(), "no space left for the results file")
             await self.happened(job, Event.BLOCKED, error.message)
@@ -339,8 +345,6 @@ class Apply:
             if not self._is_shared:
                 raise
             job.failure = error
-        else:
-            await self.happened(job, Event.OUTPUT_WRITTEN)
 
     async def _end_short(self, job: JobRun, event: Event, code: str, reason: str) -> None:
         """End a job without all its answers. Where there are any, its output says so for every other record."""
@@ -358,7 +362,10 @@ class Apply:
             # All the same the job ends, in words that say what became of its results file.
             if str(error) not in reason:
                 reason = f"{reason}; {error}" if reason else str(error)
-        await self.happened(job, event, reason)
+        try:
+            await self.happened(job, event, reason, must_keep=self._is_shared)
+        except StorageFull as error:
+            job.found_full(time.monotonic(), error.message)
 
     def _conclude(self, job: JobRun, code: str, reason: str) -> None:
         """Put the output in place, where there is one to write, and note the counts."""
@@ -398,8 +405,9 @@ def keep_log(folder: Path, log: Path, number: int, is_last: bool) -> None:
     # All who write to a log append, so that it may be cut under them.
     with suppress(OSError):
         kept.parent.mkdir(mode=0o700, exist_ok=True)
-        shutil.copyfile(log, kept)
-        kept.chmod(0o600)
+        fd = os.open(kept, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        with os.fdopen(fd, "ab") as target, log.open("rb") as source:
+            shutil.copyfileobj(source, target)
         os.truncate(log, 0)
         if is_last:
             log.unlink()

@@ -188,7 +188,7 @@ class Dispatcher:
             back = self._peek()
             if back is None:
                 break
-            if not self._settled[back.index]:
+            if not self._settled[back.index] and back.index not in self._suspects:
                 size += int(self._index.lengths[back.index])
                 if chosen and size > SLICE_BYTES:
                     break

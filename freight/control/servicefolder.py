@@ -55,11 +55,8 @@ class ServiceFolder:
                     _ELSEWHERE,
                 )
             lock.take(
-                f"the data folder {self.path}", _never, "use the service that runs there, or end it: freight stop"
+                f"the data folder {self.path}", self._never, "use the service that runs there, or end it: freight stop"
             )
-            if lock.locking is not Locking.LOCAL:
-                lock.release()
-                raise UserError(f"files in the data folder {self.path} cannot be locked", _ELSEWHERE)
             self._lock = lock
             for folder in (self.run, self.uploads, self.workers, self.batch):
                 folder.mkdir(mode=0o700, exist_ok=True)
@@ -71,6 +68,9 @@ class ServiceFolder:
             raise OperationError(
                 f"cannot write to the data folder {self.path}: {error.strerror}", _ELSEWHERE
             ) from error
+
+    def _never(self, seconds: float) -> None:
+        raise UserError(f"files in the data folder {self.path} cannot be locked", _ELSEWHERE)
 
     def release(self) -> None:
         """Let the folder go."""
@@ -130,10 +130,6 @@ class ServiceFolder:
         """Return when something of a job was last written, in seconds of the clock of day; 0 when nothing was."""
         times = [path.stat().st_mtime for path in self.job(job).glob("results.db*")]
         return max(times, default=0.0)
-
-
-def _never(seconds: float) -> None:
-    raise UserError("files in the data folder cannot be locked", _ELSEWHERE)
 
 
 def _check_private(folder: Path) -> None:

@@ -94,6 +94,8 @@ class Shelf:
         request = request_of(row)
         index = Index.load(context.folder.index(row.id))
         file = InputFile(context.folder.input(row.id), request.file or "the input")
+        if not context.folder.has_results(row.id):
+            raise OperationError(f"the results of job {row.name} are gone from {context.folder.job(row.id)}")
         results = context.folder.open_results(row.id, Sharing.WRITER)
         dispatcher = Dispatcher(file, index, results, row, context.writer, context.threads)
         return JobRun(

@@ -173,6 +173,8 @@ def _tail_start(path: Path, lines: int | None) -> int:
     try:
         with path.open("rb") as file:
             end = at = file.seek(0, 2)
+            if not lines:
+                return end
             found = 0
             while at > 0:
                 start = max(0, at - _PIECE_BYTES)
@@ -185,6 +187,6 @@ def _tail_start(path: Path, lines: int | None) -> int:
                         if found == lines:
                             return start + place + 1
                 at = start
-            return 0 if lines else end
+            return 0
     except OSError:
         return 0

@@ -96,7 +96,13 @@ class Uploads:
             stopping.cancel()
 
     async def _do(self, call: Callable[..., _T], *args: object) -> _T:
-        return await asyncio.get_running_loop().run_in_executor(self._threads, call, *args)
+        """Call in a thread, and see the call's end even when this is cancelled: it uses an open file."""
+        running = asyncio.get_running_loop().run_in_executor(self._threads, call, *args)
+        try:
+            return await asyncio.shield(running)
+        except asyncio.CancelledError:
+            await asyncio.wait((running,))
+            raise
 
     def find(self, upload: str) -> tuple[Path, str]:
         """Return where an upload lies, and its SHA-256; raise UserError when there is none of that id."""

@@ -326,12 +326,15 @@ class _Board:
         before = [f"{ahead} job{'s' if ahead > 1 else ''} ahead"] if ahead else []
         holders: dict[str, list[str]] = {}
         for place in job.places(self._devices):
-            holders.setdefault(self._held.get(place, "a worker that is ending"), []).append(place)
+            if place in self._held:
+                holders.setdefault(self._held[place], []).append(place)
         held = [f"{_listed(places)} held by {holder}" for holder, places in holders.items()]
-        return "; ".join(before + held) or "there is no device"
+        worn = [t for t in job.troubles if t.count >= MOST_STARTS and t.place not in self._held]
+        failed = [f"on {trouble.place} it would not start: {trouble.words}" for trouble in worn]
+        return "; ".join(before + held + failed) or "there is no device"
 
 
 def _listed(places: list[str]) -> str:
     if len(places) == 1:
         return f"{places[0]} is"
-    return f"{', '.join(places[:-1])} and {places[-1]} are" if len(places) < 4 else f"all of {len(places)} devices are"
+    return f"{', '.join(places[:-1])} and {places[-1]} are" if len(places) < 4 else f"{len(places)} places are"

@@ -73,6 +73,9 @@ def open_database(path: Path, migrations: str, locking: Locking, sharing: Sharin
             reader = cast(Database, apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READWRITE))
             reader.pragma("busy_timeout", _BUSY_MS)
             reader.pragma("query_only", True)
+            if not int(str(reader.pragma("user_version"))):
+                reader.close()
+                raise OperationError(f"{path} holds nothing yet")
             return reader
         vfs = "unix-none" if locking is Locking.OWNER_FILE else None
         path.touch(0o600)

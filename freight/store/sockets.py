@@ -3,7 +3,6 @@
 import os
 import socket
 import struct
-from functools import lru_cache
 from pathlib import Path
 from typing import Final
 
@@ -20,9 +19,18 @@ def reachable(path: Path) -> str:
     return f"/proc/self/fd/{_folder(path.parent)}/{path.name}"
 
 
-@lru_cache(maxsize=16)
+_folders: dict[Path, int] = {}
+
+
 def _folder(folder: Path) -> int:
-    return os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    """Return a descriptor of a folder, which stays open: the same one as long as the folder is."""
+    fd = _folders.get(folder)
+    if fd is not None and os.path.samestat(os.fstat(fd), folder.stat()):
+        return fd
+    if fd is not None:
+        os.close(fd)
+    _folders[folder] = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    return _folders[folder]
 
 
 def listen_at(path: Path) -> socket.socket:

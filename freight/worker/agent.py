@@ -115,11 +115,13 @@ class Agent:
             if self._driver is not None:
                 self._driver.wake.set()
             await asyncio.gather(serving, talking, return_exceptions=True)
-            if isinstance(failed, ControlPlaneGone):
-                log.warning("%s", failed.message)
-                await self.end_at_once()
-            else:
+            try:
+                if isinstance(failed, ControlPlaneGone):
+                    raise failed
                 await self._wind_up(failed)
+            except ControlPlaneGone as error:
+                log.warning("%s", error.message)
+                await self.end_at_once()
         finally:
             # All of them also when this is cancelled itself: left alone, serving would start the next server.
             tasks = (serving, talking, stopping, trimming)

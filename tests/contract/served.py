@@ -135,6 +135,11 @@ def comparable(ran: Ran, text: bytes) -> bytes:
     return without.replace(ran.engine.url.encode(), b"URL")
 
 
+def bare(ran: Ran, text: str) -> str:
+    """Return a message without what differs between two runs: the case's folder and the engine's address."""
+    return text.replace(str(ran.box.folder), "FOLDER").replace(ran.engine.url, "URL")
+
+
 class ServedCases:
     """All cases in one service: first each is submitted, then each is waited for, a few at a time."""
 

@@ -180,7 +180,8 @@ def cut_answers_counted(ran: Ran) -> None:
 
 def error_in_200(ran: Ran) -> None:
     assert "engine failed while answering" in ran.by_id["eb-2"]["error"]["message"]
-    assert ran.sent(ran.body("eb-2")) == 3
+    # The fourth record of case 96 is the same, and may be on its way by now.
+    assert 3 <= ran.sent(ran.body("eb-2")) <= 6
 
 
 def proxy_pages(ran: Ran) -> None:
@@ -214,6 +215,8 @@ def says_why_all_failed(ran: Ran) -> None:
 
 def counts_agree(ran: Ran) -> None:
     assert "3 of 5 records answered" in ran.done.stderr
+    # Three tries, and three for the same body in case 63 where that was run.
+    assert ran.sent(ran.body("cnt-4")) in (3, 6)
 
 
 FAILED, INVALID = "InferenceFailed", "invalid_engine_response"
