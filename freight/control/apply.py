@@ -253,13 +253,13 @@ class Apply:
 
     async def worker_left(self, job: JobRun, worker: WorkerRun) -> None:
         """Take note that a worker has handed in all that it had of its job, and keeps its server up."""
-        job.workers.pop(worker.id, None)
         job.dispatcher.lost(worker.id)
-        worker.end_release()
         with suppress(StorageFull):
             await self._write(self._catalog.worker_leaves, worker.id, time.time())
         await asyncio.to_thread(keep_log, job.folder, worker.log, worker.number, False)
-        # Only now may another job have it.
+        # Only now, and in one step, so that its place is never without a holder: another job may have it.
+        job.workers.pop(worker.id, None)
+        worker.end_release()
         worker.job = None
         worker.since = time.monotonic()
         self._changed.set()

@@ -1,13 +1,15 @@
 """Cases that go through the service: the table's own rows, submitted, waited for, and fetched."""
 
+import json
 import re
 from collections import Counter
 from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
+import httpx
 import pytest
 
 from freight.client.sync import Client
@@ -15,7 +17,7 @@ from freight.core.job import State
 from freight.core.view import JobStatus
 from freight.errors import FreightError, NoSuchJob
 from tests.contract.casetable import AT_ONCE, Case, Ran, input_of
-from tests.harness import Box, Engine, Finished
+from tests.harness import CASES, PATIENCE_S, Box, Engine, Finished, Json, parse_lines
 from tests.service import ServiceBox
 
 JOB_FILES: Final = {"input.jsonl", "index.npz", "results.db", "workers", "1.log", "2.log"}
@@ -161,3 +163,21 @@ class ServedCases:
     def close(self) -> None:
         """Wait for those that go on; what has not begun does not."""
         self._pool.shutdown(cancel_futures=True)
+
+
+def held24(box: Box) -> list[str]:
+    """Write in.jsonl, 6 records answered at once and 18 that an `Endpoint` holds; return their custom_ids."""
+    text = (CASES / "inputs" / "87_cancel24.jsonl").read_text().replace("STUB:sleep=5 ", "hold ")
+    (box.folder / "in.jsonl").write_text(text)
+    return [json.loads(line)["custom_id"] for line in text.splitlines()]
+
+
+def lines_of(service: ServiceBox, name: str, partial: bool = False) -> list[Json]:
+    """Return a job's result lines, of which each must be strict JSON."""
+    return parse_lines(b"".join(line + b"\n" for line in service.lines(name, partial=partial)))
+
+
+def ask(service: ServiceBox, method: str, path: str, **more: Any) -> httpx.Response:
+    """Ask the service's API without Freight's own client."""
+    with httpx.Client(transport=httpx.HTTPTransport(uds=str(service.socket)), base_url="http://freight") as client:
+        return client.request(method, path, timeout=PATIENCE_S, **more)

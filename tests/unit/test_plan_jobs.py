@@ -247,7 +247,7 @@ def test_a_reason_names_all_places_and_each_holder_once() -> None:
 def test_a_reason_does_not_list_many_places_of_one_holder() -> None:
     [wait] = decide(running("nightly", *(f"gpu{n}" for n in range(8)), workers=8), QUEUED, there="........")
 
-    assert wait == Wait("job", "all of 8 devices are held by nightly")
+    assert wait == Wait("job", "8 places are held by nightly")
 
 
 def test_a_reason_calls_some_of_the_devices_not_all() -> None:

@@ -107,6 +107,11 @@ class House:
         roster = self.plane.roster
         return self.ended.get(name) or roster.open.get(f"id-{name}") or roster.waiting[f"id-{name}"]
 
+    def job_of(self, worker: str) -> str | None:
+        """Return the id of the job that a worker serves."""
+        job = self.plane.roster.workers[worker].job
+        return job.row.id if job else None
+
     def state(self, name: str) -> State:
         return self.catalog.get(f"id-{name}").state
 
@@ -211,7 +216,7 @@ def test_a_worker_goes_on_to_the_next_job_of_its_launch_and_then_ends(house: Hou
         house.submit("b")
         assert (await house.finish(worker, "a")).order is Order.RELEASE
         await house.say(worker, "a", phase=Phase.IDLE)
-        await house.until(lambda: house.state("a") is State.COMPLETED and house.plane.roster.workers[worker].job)
+        await house.until(lambda: house.state("a") is State.COMPLETED and house.job_of(worker) == "id-b")
         orders = await house.say(worker, phase=Phase.IDLE)
         assert (orders.order, orders.setup and orders.setup.job) == (Order.RUN, "id-b")
         await house.say(worker, "b")

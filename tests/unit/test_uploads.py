@@ -21,7 +21,7 @@ LIMIT = 10_000_000
 @pytest.fixture
 def uploads(tmp_path: Path) -> Generator[Uploads]:
     with ThreadPoolExecutor(1) as threads:
-        yield Uploads(tmp_path, threads)
+        yield Uploads(tmp_path, threads, asyncio.Event())
 
 
 class BrokenOff(Exception):
@@ -38,7 +38,11 @@ async def sent(*chunks: bytes, breaks: bool = False) -> AsyncIterator[bytes]:
 def receive(
     uploads: Uploads, *chunks: bytes, size: int | None = None, limit: int = LIMIT, breaks: bool = False
 ) -> Upload:
-    return asyncio.run(uploads.receive(sent(*chunks, breaks=breaks), size, limit))
+    async def scenario() -> Upload:
+        uploads._stopping = asyncio.Event()  # Of this loop.
+        return await uploads.receive(sent(*chunks, breaks=breaks), size, limit)
+
+    return asyncio.run(scenario())
 
 
 @pytest.mark.parametrize("chunks", [(), (b"",), (b"a\n", b"", b"b\n"), (b"x" * 1_500_000, b"y" * 3, b"z" * 2_000_000)])
@@ -114,7 +118,7 @@ def test_a_disk_that_fills_up_while_it_is_sent_keeps_nothing(
 
 def test_a_folder_that_is_gone_is_told_in_words(tmp_path: Path) -> None:
     with ThreadPoolExecutor(1) as threads, pytest.raises(OperationError, match="cannot be kept"):
-        receive(Uploads(tmp_path / "gone", threads), b"abc")
+        receive(Uploads(tmp_path / "gone", threads, asyncio.Event()), b"abc")
 
 
 @pytest.mark.parametrize("odd", ["", "../x", "*", "?" * 32, "[a-f]", "a/b", "a.b", ".", "..", "0" * 32, "é"])
@@ -149,4 +153,19 @@ def test_an_upload_can_be_dropped_once_and_again(uploads: Uploads, tmp_path: Pat
     uploads.drop(upload.id)
     uploads.drop(upload.id)
 
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_upload_breaks_off_when_the_service_ends_even_while_nothing_comes(uploads: Uploads, tmp_path: Path) -> None:
+    async def endless() -> AsyncIterator[bytes]:
+        yield b"a"
+        uploads._stopping.set()
+        await asyncio.Event().wait()
+
+    async def scenario() -> None:
+        uploads._stopping = asyncio.Event()
+        await uploads.receive(endless(), None, LIMIT)
+
+    with pytest.raises(OperationError, match="the service is ending"):
+        asyncio.run(scenario())
     assert list(tmp_path.iterdir()) == []
