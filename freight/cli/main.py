@@ -1,6 +1,5 @@
 """The `freight` command."""
 
-import errno
 import os
 import sys
 from contextlib import suppress
@@ -28,8 +27,23 @@ COMMANDS: Final = {
 }
 
 
+class _ReaderGone(Exception):
+    """Whoever read our output went away."""
+
+
+class _Commands(LazyGroup):
+    """All commands."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run a command; what a broken pipe means is not left to the command line's library."""
+        try:
+            return super().invoke(ctx)
+        except BrokenPipeError:
+            raise _ReaderGone from None
+
+
 @click.group(
-    cls=LazyGroup,
+    cls=_Commands,
     table=COMMANDS,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
@@ -65,21 +79,14 @@ def main(arguments: list[str] | None = None) -> None:
     except FreightError as error:
         fail(error)
         status = error.exit_code
-    except SystemExit as error:
-        # The command line's library ends so when the reader of our output goes away, as `| head` does: nothing is
-        # wrong, and nothing more can be said.
-        if not _is_broken_pipe(error.__context__):
-            raise
+    except _ReaderGone:
+        # As `| head` does: nothing is wrong, and nothing more can be said.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         status = 0
     except OSError as error:
         fail(OperationError(f"{error.filename or 'output'}: {error.strerror or error}"))
         status = 1
     sys.exit(status if isinstance(status, int) else 0)
-
-
-def _is_broken_pipe(error: BaseException | None) -> bool:
-    return isinstance(error, OSError) and error.errno == errno.EPIPE
 
 
 def _open_standard_files() -> None:

@@ -87,6 +87,8 @@ def open_database(path: Path, migrations: str, locking: Locking, sharing: Sharin
             connection.pragma("busy_timeout", _BUSY_MS)
         connection.pragma("journal_mode", "WAL" if locking is Locking.LOCAL else "TRUNCATE")
         connection.pragma("synchronous", "FULL")
+        # What is deleted is gone from the file: reasons may hold a model server's last words.
+        connection.pragma("secure_delete", True)
         connection.pragma("foreign_keys", True)
         _migrate(connection, path, migrations)
         return connection

@@ -70,6 +70,14 @@ class Served(Ran):
             self._save(name, output)
         return done
 
+    def _wait(self) -> Finished:
+        with Client(self.service.server) as client:
+            job = client.wait(self.name)
+        # The command line where it has something to say.
+        if job.failed or job.cut or self.case.env:
+            return self.box.freight("batch", "wait", self.name, **self.case.env)
+        return Finished(0 if job.state == State.COMPLETED else 1, "", job.reason)
+
     def _save(self, name: str, output: str) -> None:
         with Client(self.service.server) as client:
             client.save_results(name, self.box.folder / output)
@@ -79,7 +87,7 @@ class Served(Ran):
         if not self.case.refused:
             submitted = self.done
             assert (submitted.status, submitted.stdout) == (0, f"{self.name}\n"), submitted.stderr
-            waited = self.box.freight("batch", "wait", self.name, **self.case.env)
+            waited = self._wait()
             self.done = Finished(waited.status, waited.stdout, submitted.stderr + waited.stderr)
             self._save(self.name, "out.jsonl")
         if self.case.bad:

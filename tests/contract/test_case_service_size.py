@@ -40,7 +40,7 @@ def peak(process: psutil.Process) -> int:
 
 @pytest.mark.parametrize("number", [pytest.param(98, id="case-98")])
 def test_many_lines_in_bounded_memory(number: int, tmp_path: Path) -> None:
-    lines = 400_000 if BIG else 40_000
+    lines = 400_000 if BIG else 20_000
     file = input_of("many98", tmp_path, lines)
     # The worker stays until it was looked at.
     with (

@@ -178,7 +178,7 @@ def test_resume_runs_only_what_is_left(service: ServiceBox, end: Endpoint) -> No
     end.let_go.set()
     done = service.batch("resume", "again")
     assert (done.status, done.stdout) == (0, "")
-    assert "1 records to run" in done.stderr
+    assert "1 record to run" in done.stderr
     ended = service.ended("again")
     assert (ended.state, ended.done, ended.failed) == ("COMPLETED", 4, 1)
     after = service.lines("again")
