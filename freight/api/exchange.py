@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,26 @@ from freight.store.sockets import listen_at
 Scope = dict[str, Any]
 Receive = Callable[[], Awaitable[dict[str, Any]]]
 Send = Callable[[dict[str, Any]], Awaitable[None]]
+
+
+App = Callable[[Any, Any, Any], Awaitable[None]]
+
+
+class EndsQuietly:
+    """An application whose requests may be cancelled at the server's end, or raise one of `broken`.
+
+    That is no error worth a traceback. A response that was begun is broken off, so that its reader does not take it
+    for whole.
+    """
+
+    def __init__(self, app: App, *broken: type[Exception]) -> None:
+        self._app = app
+        self._broken = broken
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        with suppress(asyncio.CancelledError, *self._broken):
+            await self._app(scope, receive, send)
 
 
 class ExchangeApp:
@@ -49,7 +69,7 @@ class ExchangeServer:
     def __init__(self, path: Path, exchange: Callable[[bytes], Awaitable[bytes]]) -> None:
         self._path = path
         config = uvicorn.Config(
-            ExchangeApp(exchange),
+            EndsQuietly(ExchangeApp(exchange)),
             http="httptools",
             ws="none",
             lifespan="off",

@@ -12,10 +12,11 @@ import uvicorn
 import uvloop
 
 from freight.api.app import make_app
-from freight.api.exchange import ExchangeServer, QuietServer
+from freight.api.exchange import EndsQuietly, ExchangeServer, QuietServer
 from freight.config import Config
 from freight.control.service import Service
 from freight.control.servicefolder import ServiceFolder
+from freight.control.streams import StreamBroken
 from freight.errors import OperationError
 from freight.store.database import STORAGE_ERRORS
 from freight.store.sockets import listen_at
@@ -48,13 +49,13 @@ async def _serve(folder: ServiceFolder, settings: Callable[[], Config], say: Cal
     service = Service(folder, settings, ExchangeServer)
     server = QuietServer(
         uvicorn.Config(
-            make_app(service, service.stop),
+            EndsQuietly(make_app(service, service.stop), StreamBroken),
             http="httptools",
             ws="none",
             lifespan="off",
             access_log=False,
             log_config=None,
-            timeout_graceful_shutdown=5,
+            timeout_graceful_shutdown=2,
         )
     )
     _take_signals(service)

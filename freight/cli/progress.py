@@ -153,6 +153,8 @@ def _headline(outcome: Outcome, output: str, took_s: float) -> str:
     if outcome.state is not State.COMPLETED:
         written = f"; {output} says so for each" if outcome.totals.done > outcome.totals.failed else ""
         left = outcome.total - outcome.totals.done
+        if not left:
+            return f"{outcome.state}, with all {outcome.total} records done: {output}"
         return f"{outcome.state}: {left} of {outcome.total} records were not reached{written}"
     answered = outcome.total - outcome.totals.failed
     verb = "no record was answered" if not answered else f"{answered} of {outcome.total} records answered"

@@ -369,12 +369,13 @@ class Apply:
 
     def _conclude(self, job: JobRun, code: str, reason: str) -> None:
         """Put the output in place, where there is one to write, and note the counts."""
-        if job.output is not None and (self._is_shared or job.dispatcher.left == 0 or job.results.has_answers()):
-            self._put_output(job, job.output, code, reason)
-        elif self._is_shared:
+        if self._is_shared:
+            # First, so that they stand whatever becomes of the file.
             outcome = {**(job.row.outcome or {"outputs": []}), **job.counts()}
             self._catalog.set_outcome(job.row.id, outcome)
             job.row = msgspec.structs.replace(job.row, outcome=outcome)
+        if job.output is not None and (self._is_shared or job.dispatcher.left == 0 or job.results.has_answers()):
+            self._put_output(job, job.output, code, reason)
 
     def _put_output(self, job: JobRun, output: Path, code: str, reason: str) -> None:
         def missing(index: int) -> tuple[bytes | None, str, str]:

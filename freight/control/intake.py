@@ -68,7 +68,9 @@ class Index:
             with numpy.load(path, allow_pickle=False) as saved:
                 return cls(str(saved["sha256"]), *(saved[name] for name in _ARRAYS))
         except (OSError, ValueError, KeyError, EOFError, BadZipFile) as error:
-            raise OperationError(f"the index of the input, {path}, cannot be read: {error}") from error
+            raise OperationError(
+                f"the index of the job's input, {path}, is gone or damaged", "submit the input again, as another job"
+            ) from error
 
     def endpoints_used(self) -> frozenset[Endpoint]:
         """Return the endpoints that good records use."""

@@ -17,7 +17,7 @@ from freight.control.views import totals_of
 from freight.core.answer import BATCH_CANCELLED, BATCH_EXPIRED, BATCH_FAILED
 from freight.core.job import FINAL, State
 from freight.core.record import custom_id_of
-from freight.errors import UserError, WrongState
+from freight.errors import OperationError, UserError, WrongState
 from freight.store.catalog import JobRow, StintRow
 from freight.store.database import Sharing
 from freight.store.results import Results
@@ -76,18 +76,24 @@ class Streams:
                 f"wait for it: freight batch wait {row.name}; or take what there is with --partial",
             )
         done = totals.done if row.state not in FINAL else row.records
-        opened = await self._context.in_thread(self._open, row)
+        opened = await self._context.in_thread(self._open, row, only)
         return ResultStream(done, row.records, self._pieces(row, only, opened))
 
-    def _open(self, row: JobRow) -> "_Opened":
+    def _open(self, row: JobRow, only: Only | None) -> "_Opened":
         """Open all that results are made of, so that what cannot be read is said before anything is sent."""
         folder = self._context.folder
         with ExitStack() as stack:
             results = folder.open_results(row.id, Sharing.READER)
             stack.callback(results.close)
             missing: Missing | None = None
-            if row.state in FINAL:
-                file = InputFile(folder.input(row.id), f"the input of job {row.name}")
+            if row.state in FINAL and only is not Only.OK:
+                try:
+                    file = InputFile(folder.input(row.id), f"the input of job {row.name}")
+                except UserError as error:
+                    raise OperationError(
+                        f"the input of job {row.name}, {folder.input(row.id)}, is gone or cannot be read",
+                        f"take the answers alone: freight batch results {row.name} --only ok",
+                    ) from error
                 stack.callback(file.close)
                 missing = _missing(row, file, Index.load(folder.index(row.id)))
             return _Opened(results, missing, stack.pop_all())

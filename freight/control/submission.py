@@ -5,6 +5,7 @@ import hashlib
 import logging
 import os
 import random
+import tempfile
 import time
 import traceback
 import uuid
@@ -359,5 +360,7 @@ def _check_output(folder: Path, name: str) -> None:
             raise UserError(f"the output folder {folder} does not exist", f"make it first: mkdir -p {folder}")
         if not os.access(folder, os.W_OK | os.X_OK):
             raise UserError(f"cannot write to the output folder {folder}", "choose another for --output")
+        with tempfile.TemporaryFile(dir=folder):
+            pass  # Some folders that may be written to take no file all the same.
         if os.path.lexists(folder / name):
             raise UserError(f"{folder / name} exists", "move it away, or choose another folder or name")

@@ -86,12 +86,12 @@ def test_job_whose_own_files_are_damaged_fails_alone_and_others_complete(service
     service.nothing_left()
 
 
-def refused_or_whole(service: Served, name: str) -> None:
-    """Fetch the results of a failed job: a line a record, or words and no file."""
+def refused_or_whole(service: Served, name: str, count: int = COUNT) -> None:
+    """Fetch the results of a job: a line a record, or words and no file."""
     done = service.freight("batch", "results", name)
     path = service.folder / f"{name}-results.jsonl"
     if done.status == 0:
-        assert len(service.results(path.name)) == COUNT
+        assert len(service.results(path.name)) == count
     else:
         refused(done, 1)
         assert not path.exists()
@@ -116,7 +116,7 @@ def test_damaged_results_of_a_complete_job_are_refused_and_the_job_is_still_show
 
 
 @together
-def test_results_damaged_while_a_job_runs_fail_that_job_alone(service: Served, tmp_path: Path) -> None:
+def test_results_damaged_while_a_job_runs_end_that_job_alone_and_are_never_taken_for_whole(service: Served, tmp_path: Path) -> None:
     with engine(tmp_path / "engine", "--digest", "--latency", "0.05") as slow:
         service.write("in.jsonl", records(200))
         service.write("few.jsonl", records(COUNT))
@@ -125,8 +125,10 @@ def test_results_damaged_while_a_job_runs_fail_that_job_alone(service: Served, t
         service.wait_state("bad", "RUNNING")
         for log in service.folder_of(job.id).glob("results.db*"):
             overwritten(0)(log)
-        failed = service.wait_state("bad", "FAILED")
-        assert failed.reason
+        # What SQLite has in memory may carry it to its end; what was damaged is then noticed by who asks for it.
+        ended = service.wait_state("bad", "FAILED", "COMPLETED")
+        assert ended.reason or ended.state == "COMPLETED"
+        refused_or_whole(service, "bad", 200)
         service.submit("few.jsonl", "good", slow.url)
         service.completes("good", COUNT)
 

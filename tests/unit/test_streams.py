@@ -97,7 +97,7 @@ def streams(tmp_path: Path) -> Generator[Streams]:
 def read(streams: Streams, state: State, only: Only | None) -> list[tuple[str, str | None]]:
     """Return the custom_id and the error's code of each line, which must be the record's."""
     row = JobRow("job", state, "", 0, 0, 1.0, {}, COUNT, None)
-    lines = [json.loads(line) for line in b"".join(streams._pieces(row, only, streams._open(row))).splitlines()]
+    lines = [json.loads(line) for line in b"".join(streams._pieces(row, only, streams._open(row, only))).splitlines()]
     assert all(line["id"] == f"job-{line['custom_id'][1:]}" for line in lines)
     return [(line["custom_id"], line["error"]["code"] if line["error"] else None) for line in lines]
 
@@ -129,7 +129,7 @@ def test_an_unfinished_job_gives_what_is_done_and_no_more(streams: Streams, stat
 
 def test_a_stream_that_is_given_up_closes_what_it_has_open(streams: Streams) -> None:
     row = JobRow("job", State.FAILED, "", 0, 0, 1.0, {}, COUNT, None)
-    pieces = streams._pieces(row, None, streams._open(row))
+    pieces = streams._pieces(row, None, streams._open(row, None))
     assert next(pieces)
 
     pieces.close()  # type: ignore[attr-defined]
