@@ -1,6 +1,7 @@
 """What a job has to give, in pieces: its results, and its workers' output."""
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -17,10 +18,12 @@ from freight.control.views import totals_of
 from freight.core.answer import BATCH_CANCELLED, BATCH_EXPIRED, BATCH_FAILED
 from freight.core.job import FINAL, State
 from freight.core.record import custom_id_of
-from freight.errors import OperationError, UserError, WrongState
+from freight.errors import FreightError, OperationError, UserError, WrongState
 from freight.store.catalog import JobRow, StintRow
-from freight.store.database import Sharing
+from freight.store.database import STORAGE_ERRORS, Sharing
 from freight.store.results import Results
+
+log = logging.getLogger("freight.service")
 
 _PIECE_BYTES: Final = 1 << 18
 _FOLLOW_S: Final = 0.25
@@ -41,7 +44,7 @@ class ResultStream:
 
 
 class StreamBroken(Exception):
-    """The service ends in the middle of a stream: its reader must not take what came for the whole."""
+    """A stream cannot be completed: its reader must not take what came for the whole."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +104,8 @@ class Streams:
     def _pieces(self, row: JobRow, only: Only | None, opened: "_Opened") -> Iterator[bytes]:
         with opened.files:
             held = bytearray()
-            for line in whole_lines(row.id, rows(opened.results, row.records or 0, opened.missing, only)):
+            lines = whole_lines(row.id, rows(opened.results, row.records or 0, opened.missing, only))
+            while (line := _next(lines, row)) is not None:
                 held += line
                 if len(held) >= _PIECE_BYTES:
                     yield bytes(held)
@@ -151,6 +155,15 @@ class Streams:
     def _log(self, job: str, stint: StintRow) -> Path:
         kept = log_of(self._context.folder.job(job), stint.number)
         return kept if stint.ended_at is not None or kept.exists() else Path(stint.log)
+
+
+def _next(lines: Iterator[bytes], row: JobRow) -> bytes | None:
+    """Return the next line, None after the last; raise StreamBroken where it cannot be read."""
+    try:
+        return next(lines, None)
+    except (FreightError, *STORAGE_ERRORS) as error:
+        log.warning("job %s: its results cannot be read: %s", row.name, error)
+        raise StreamBroken from None
 
 
 def _missing(row: JobRow, file: InputFile, index: Index) -> Missing:
