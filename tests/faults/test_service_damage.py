@@ -116,7 +116,7 @@ def test_damaged_results_of_a_complete_job_are_refused_and_the_job_is_still_show
 
 
 @together
-def test_results_damaged_while_a_job_runs_end_that_job_alone_and_are_never_taken_for_whole(service: Served, tmp_path: Path) -> None:
+def test_results_damaged_while_a_job_runs_are_never_taken_for_whole(service: Served, tmp_path: Path) -> None:
     with engine(tmp_path / "engine", "--digest", "--latency", "0.05") as slow:
         service.write("in.jsonl", records(200))
         service.write("few.jsonl", records(COUNT))
