@@ -140,6 +140,7 @@ class Streams:
                 path = self._log(job, stint)
                 if stint.number not in at:
                     at[stint.number] = await self._context.in_thread(_tail_start, path, tail)
+                at[stint.number] = await self._context.in_thread(_from_start_if_cut, path, at[stint.number])
                 piece = await self._context.in_thread(_read_from, path, at[stint.number])
                 while piece:
                     if worker is None and shown != stint.number:
@@ -174,6 +175,14 @@ def _missing(row: JobRow, file: InputFile, index: Index) -> Missing:
         return custom_id_of(line), code, words
 
     return missing
+
+
+def _from_start_if_cut(path: Path, offset: int) -> int:
+    """Return the offset to read on from: that given, or 0 where the file was cut meanwhile."""
+    try:
+        return offset if offset <= path.stat().st_size else 0
+    except OSError:
+        return offset
 
 
 def _read_from(path: Path, offset: int) -> bytes:
