@@ -1,11 +1,16 @@
 """Fixtures for all tests."""
 
+import signal
 from collections.abc import Generator
 from pathlib import Path
 
 import pytest
 
 from tests.harness import Box, Engine, engine
+
+
+# A shell that runs the tests in the background may have them ignore Ctrl-C, and so would all that they start.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture
