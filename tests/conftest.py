@@ -8,7 +8,6 @@ import pytest
 
 from tests.harness import Box, Engine, engine
 
-
 # A shell that runs the tests in the background may have them ignore Ctrl-C, and so would all that they start.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
