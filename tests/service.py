@@ -11,7 +11,7 @@ import sys
 import threading
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, Final
@@ -21,6 +21,7 @@ import psutil
 from freight.client.sync import Client
 from freight.core.job import FINAL, State
 from freight.core.view import JobStatus
+from freight.errors import WrongState
 from tests.harness import PATIENCE_S, Box, Finished, Json, chat, wait_until
 
 SMALL: Final = "smollm2-135m"
@@ -93,13 +94,16 @@ class ServiceBox(Box):
             return list(stream)
 
     def clear(self) -> None:
-        """Cancel and delete all jobs, so that the next test finds none."""
+        """Cancel and delete all jobs, and forget uploads, so that the next test finds none."""
         with Client(self.server) as client:
             for job in client.jobs("active"):
-                client.cancel(job.id)
+                with suppress(WrongState):  # It has ended meanwhile.
+                    client.cancel(job.id)
             for job in client.jobs():
                 client.wait(job.id, PATIENCE_S)
                 client.delete(job.id)
+        for upload in (self.data / "uploads").iterdir():
+            upload.unlink()
 
     def is_served(self) -> bool:
         """Return whether a service answers."""
