@@ -8,7 +8,7 @@ import pytest
 
 from tests.harness import Box, Engine, engine
 
-# A shell that runs the tests in the background may have them ignore Ctrl-C or a hang-up, and so would all that they start.
+# A shell that runs the tests in the background may have them ignore Ctrl-C and hang-ups, and so would all they start.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
