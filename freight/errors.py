@@ -85,6 +85,13 @@ class LauncherError(FreightError):
         self.transient = transient
 
 
+class OutOfResources(LauncherError):
+    """The machine has run out of something that others may give back: descriptors, processes, memory."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, transient=True)
+
+
 @contextmanager
 def refusing(what: str, hint: str) -> Generator[None]:
     """Turn what the system raises in the block about a path or an address into a UserError that begins with `what`.

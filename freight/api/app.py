@@ -1,6 +1,6 @@
 """The service's JSON API under /api: what the command line, the dashboard and the Python client share."""
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Annotated, Any, Final
 
 import msgspec
@@ -9,6 +9,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import StreamingResponse
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
+from starlette.types import Receive, Scope, Send
 
 from freight import __version__
 from freight.control.finding import MOST_PAGE
@@ -69,6 +70,21 @@ def make_app(service: Service, stop: Callable[[], None]) -> FastAPI:
     return app
 
 
+class _ClosingResponse(StreamingResponse):
+    """A stream that is closed when its request has ended, however it did."""
+
+    def __init__(self, close: Callable[[], None], pieces: Iterator[bytes], **options: Any) -> None:
+        super().__init__(pieces, **options)
+        self._close = close
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send the response."""
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self._close()
+
+
 def _json(value: Any, status: int = 200) -> Response:
     return Response(msgspec.json.encode(value), status, media_type="application/json")
 
@@ -100,12 +116,17 @@ def _add_error_handlers(app: FastAPI) -> None:
     async def refuse_route(request: Request, error: HTTPException) -> Response:
         return _error(error.status_code, UserError.code, f"{request.method} {request.url.path}: {error.detail}")
 
+    @app.exception_handler(Exception)
+    async def broke(_: Request, error: Exception) -> Response:
+        words = f"a bug in the service: {type(error).__name__}"
+        return _error(500, "internal", words, "its log tells where: serve.log in the data folder")
+
     @app.exception_handler(ClientDisconnect)
     async def gone(_: Request, error: ClientDisconnect) -> Response:
         return _error(400, UserError.code, "the client went away")
 
     # Only named for the decorators' sake.
-    _ = refuse, refuse_shape, refuse_route, gone
+    _ = refuse, refuse_shape, refuse_route, broke, gone
 
 
 def _add_service_routes(app: FastAPI, service: Service, stop: Callable[[], None]) -> None:
@@ -205,7 +226,7 @@ def _add_stream_routes(app: FastAPI, service: Service) -> None:
         """Return a job's results, JSON Lines in input order; those of an unfinished one with `partial` alone."""
         stream = await service.streams.results(name, only, partial)
         headers = {DONE_HEADER: str(stream.done), TOTAL_HEADER: str(stream.total)}
-        return StreamingResponse(stream.pieces, headers=headers, media_type="application/jsonl")
+        return _ClosingResponse(stream.close, stream.pieces, headers=headers, media_type="application/jsonl")
 
     async def logs(
         name: str,

@@ -36,7 +36,7 @@ from freight.core.plan import (
     Wait,
 )
 from freight.core.record import custom_id_of
-from freight.errors import FreightError, LauncherError, OperationError
+from freight.errors import FreightError, LauncherError, OperationError, OutOfResources
 from freight.launchers.base import Launcher, WorkerPlace
 from freight.store.catalog import Catalog, JobRow, moved
 from freight.store.database import STORAGE_ERRORS, StorageFull
@@ -193,25 +193,38 @@ class Apply:
 
     async def _start_worker(self, job: JobRun, action: StartWorker) -> None:
         device = self._device(action.device)
-        if device is not None:
-            holder = self._launcher.take(device)
-            if holder is not None:
-                self._strangers[device.id] = (f"process {holder.pid} ({holder.what})", time.monotonic())
-                return
+        if device is not None and not self._take(device):
+            return
         worker = uuid.uuid4().hex[:12]
         folder = None
         try:
             folder, log = self._make_places(job, worker)
             await self._launch(job, action, WorkerPlace(worker, self._control, folder, log, device))
             return
-        except StorageFull as error:
+        except (StorageFull, OutOfResources) as error:
             job.found_full(time.monotonic(), error.message)
-        except LauncherError as error:
-            job.start_failed(action.device or action.source, error.message, not error.transient, time.monotonic())
+        except (LauncherError, OperationError) as error:
+            if not self._is_shared and isinstance(error, OperationError):
+                raise
+            hopeless = isinstance(error, LauncherError) and not error.transient
+            job.start_failed(action.device or action.source, error.message, hopeless, time.monotonic())
         if folder is not None:
             shutil.rmtree(folder, ignore_errors=True)
         if device is not None:
             self._launcher.release(device)
+
+    def _take(self, device: Device) -> bool:
+        """Hold a device for the next worker on it; where that fails, note who or what is in the way."""
+        try:
+            holder = self._launcher.take(device)
+        except (OperationError, OSError) as error:
+            if not self._is_shared:
+                raise
+            self._strangers[device.id] = (f"a lock that cannot be opened ({error})", time.monotonic())
+            return False
+        if holder is not None:
+            self._strangers[device.id] = (f"process {holder.pid} ({holder.what})", time.monotonic())
+        return holder is None
 
     async def _launch(self, job: JobRun, action: StartWorker, place: WorkerPlace) -> None:
         launch: dict[str, Any] = {"key": job.launch, "model": job.model.name}
@@ -241,6 +254,8 @@ class Apply:
         worker = self._roster.workers.get(chosen)
         if worker is None or worker.stopping or worker.job is not None:
             return  # It has ended meanwhile.
+        with suppress(OSError):
+            os.truncate(worker.log, 0)  # What its server said while it was idle is of no job.
         # Before it is written down, so that whatever becomes of the worker meanwhile is seen to by its job.
         worker.job, job.workers[worker.id] = job, worker
         try:
@@ -248,6 +263,9 @@ class Apply:
         except StorageFull as error:
             worker.job = None
             job.workers.pop(worker.id, None)
+            # It may have been given records meanwhile.
+            job.dispatcher.lost(worker.id)
+            self.stop_worker(worker)
             job.found_full(time.monotonic(), error.message)
         self._changed.set()
 
@@ -283,6 +301,8 @@ class Apply:
     async def _see_off(self, worker: WorkerRun) -> None:
         status = await worker.process.ended()
         await worker.process.clear()
+        if worker.deadline is not None:
+            worker.deadline.cancel()
         del self._roster.workers[worker.id]
         job, was_leaving = worker.job, worker.is_leaving()
         worker.end_release()
@@ -324,7 +344,7 @@ class Apply:
         """Tell a worker to end; one that does not is killed after a grace."""
         if not worker.stopping:
             worker.stopping = True
-            asyncio.get_running_loop().call_later(grace_s, worker.process.kill)
+            worker.deadline = asyncio.get_running_loop().call_later(grace_s, worker.process.kill)
 
     async def end_workers(self) -> None:
         """Stop all workers and wait until nothing of them is left."""
@@ -403,13 +423,15 @@ class Apply:
 def keep_log(folder: Path, log: Path, number: int, is_last: bool) -> None:
     """Keep what a worker wrote during a job in the job's folder; a worker that lives on writes to an empty log then."""
     kept = log_of(folder, number)
-    # All who write to a log append, so that it may be cut under them.
     with suppress(OSError):
-        kept.parent.mkdir(mode=0o700, exist_ok=True)
-        fd = os.open(kept, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
-        with os.fdopen(fd, "ab") as target, log.open("rb") as source:
-            shutil.copyfileobj(source, target)
-        os.truncate(log, 0)
+        try:
+            kept.parent.mkdir(mode=0o700, exist_ok=True)
+            fd = os.open(kept, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+            with os.fdopen(fd, "ab") as target, log.open("rb") as source:
+                shutil.copyfileobj(source, target)
+        finally:
+            # Also where there was no room for it: it is no other job's. All who write to a log append to it.
+            os.truncate(log, 0)
         if is_last:
             log.unlink()
 

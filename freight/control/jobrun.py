@@ -135,7 +135,7 @@ class JobRun:
 
     def tick(self, now: float) -> None:
         """Take note of the time: for rates, for the job's running time, and for what may have become unblocked."""
-        if self.row.state in (State.STARTING, State.RUNNING):
+        if self.row.state in (State.STARTING, State.RUNNING) and self.dispatcher.left:
             self.ran_s += now - self._ticked_at
         self._ticked_at = now
         self._check_blocked(now)

@@ -15,14 +15,23 @@ _MOST_FOLDER_PATH: Final = MOST_SOCKET_PATH - len("/0123456789ab/engine.sock")
 
 
 def runtime_folder() -> Path:
-    """Return a new folder of mode 0700 for sockets, with a short path, on a local file system."""
+    """Return a new folder of mode 0700 for sockets, with a short path, on a local file system.
+
+    Raises OperationError where there is no place for one.
+    """
+    problem = "its path is too long for sockets"
     for parent in (None, "/tmp"):
-        folder = Path(tempfile.mkdtemp(prefix=RUNTIME_PREFIX, dir=parent))
+        try:
+            folder = Path(tempfile.mkdtemp(prefix=RUNTIME_PREFIX, dir=parent))
+        except OSError as error:
+            # TMPDIR may be gone by now, as that of a batch job or a login is at its end.
+            problem = error.strerror or str(error)
+            continue
         if len(str(folder).encode()) <= _MOST_FOLDER_PATH:
             return folder
         folder.rmdir()
     raise OperationError(
-        "the folder for temporary files has too long a path for sockets", "set TMPDIR to a shorter one"
+        f"there is no folder for temporary files to be had: {problem}", "set TMPDIR to a short local one"
     )
 
 

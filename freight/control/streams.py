@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,11 +36,15 @@ _NOT_REACHED: Final = {
 
 @dataclass(frozen=True, slots=True)
 class ResultStream:
-    """A job's results file in pieces: `done` of `total` records have a line of their own in it."""
+    """A job's results file in pieces: `done` of `total` records have a line of their own in it.
+
+    `close` lets go of what it is read from; it must be called, read or not.
+    """
 
     done: int
     total: int
     pieces: Iterator[bytes]
+    close: Callable[[], None]
 
 
 class StreamBroken(Exception):
@@ -80,7 +84,7 @@ class Streams:
             )
         done = totals.done if row.state not in FINAL else row.records
         opened = await self._context.in_thread(self._open, row, only)
-        return ResultStream(done, row.records, self._pieces(row, only, opened))
+        return ResultStream(done, row.records, self._pieces(row, only, opened), opened.files.close)
 
     def _open(self, row: JobRow, only: Only | None) -> "_Opened":
         """Open all that results are made of, so that what cannot be read is said before anything is sent."""
@@ -102,17 +106,16 @@ class Streams:
             return _Opened(results, missing, stack.pop_all())
 
     def _pieces(self, row: JobRow, only: Only | None, opened: "_Opened") -> Iterator[bytes]:
-        with opened.files:
-            held = bytearray()
-            lines = whole_lines(row.id, rows(opened.results, row.records or 0, opened.missing, only))
-            while (line := _next(lines, row)) is not None:
-                held += line
-                if len(held) >= _PIECE_BYTES:
-                    yield bytes(held)
-                    held.clear()
-                    if self._context.stopping.is_set():
-                        raise StreamBroken
-            yield bytes(held)
+        held = bytearray()
+        lines = whole_lines(row.id, rows(opened.results, row.records or 0, opened.missing, only))
+        while (line := _next(lines, row)) is not None:
+            held += line
+            if len(held) >= _PIECE_BYTES:
+                yield bytes(held)
+                held.clear()
+                if self._context.stopping.is_set():
+                    raise StreamBroken
+        yield bytes(held)
 
     async def logs(self, name: str, worker: int | None, tail: int | None, follow: bool) -> AsyncIterator[bytes]:
         """Return the output of a job's workers, or of its worker number `worker`, from its last `tail` lines on.

@@ -42,6 +42,8 @@ class WorkerRun:
     pushed_back: bool = False
     hopeless: bool = False
     stopping: bool = False
+    # What kills it when it does not end in time.
+    deadline: asyncio.TimerHandle | None = None
     # What kills it when it does not let go of its job in time; None while it need not.
     release: asyncio.TimerHandle | None = None
     last_number: int = 0

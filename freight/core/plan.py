@@ -239,11 +239,11 @@ def _ending(job: JobView) -> Action | None:
     """Return what ends the job, once none of its workers is left; None while it goes on."""
     if job.state == State.CANCELLING:
         return Cancelled(job.id)
-    if job.out_of_time and job.state in _UNFINISHED:
-        return TimeOut(job.id)
     if job.broken and job.state in _BREAKABLE:
         return Fail(job.id, job.broken)
-    return Finalize(job.id) if job.left == 0 and job.state in _WORKING else None
+    if job.left == 0 and job.state in _WORKING:
+        return Finalize(job.id)
+    return TimeOut(job.id) if job.out_of_time and job.state in _UNFINISHED else None
 
 
 def _stuck(job: JobView, snapshot: Snapshot) -> str:

@@ -1,6 +1,7 @@
 """Workers as processes of this machine."""
 
 import asyncio
+import errno
 import os
 import re
 import signal
@@ -15,13 +16,15 @@ import msgspec
 import psutil
 
 from freight.core.device import Device, Holder
-from freight.errors import LauncherError, UserError
+from freight.errors import LauncherError, OutOfResources, UserError
 from freight.launchers.base import WorkerPlace
 from freight.launchers.locks import lock_device
 from freight.store.processes import ProcessId, identify
 
 # Set in the environment of a worker and, by inheritance, of all that it starts.
 MARKER: Final = "FREIGHT_WORKER"
+# What others may give back.
+_SCARCE: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM})
 _CLEAR_POLL_S: Final = 0.02
 
 
@@ -130,11 +133,19 @@ class LocalLauncher:
         except OSError as error:
             if lock is not None:
                 os.close(lock)
-            raise LauncherError(f"cannot start a worker process: {error.strerror}", transient=True) from error
+            raise _start_error(error) from error
         finally:
             if log >= 0:
                 os.close(log)
-        return LocalWorker(place.worker, process.pid, process, lock)
+        try:
+            return LocalWorker(place.worker, process.pid, process, lock)
+        except OSError as error:
+            # It could not be watched, so it may not live.
+            process.kill()
+            process.wait()
+            if lock is not None:
+                os.close(lock)
+            raise _start_error(error) from error
 
     def adopt(self, worker: str, identity: dict[str, Any]) -> LocalWorker | None:
         """Return a worker that an earlier control plane started; None when it does not run any more."""
@@ -157,6 +168,11 @@ class LocalLauncher:
             for process in left:
                 _kill(process)
             time.sleep(_CLEAR_POLL_S)
+
+
+def _start_error(error: OSError) -> LauncherError:
+    words = f"cannot start a worker process: {error.strerror}"
+    return OutOfResources(words) if error.errno in _SCARCE else LauncherError(words, transient=True)
 
 
 def marked(worker: str) -> list[psutil.Process]:

@@ -39,8 +39,9 @@ def lock_device(device: str, folder: Path) -> int | Holder:
         pid = os.pread(fd, 32, 0).split(b"\n")[0]
         os.close(fd)
         return _holder(path, int(pid) if pid.isdigit() else 0)
-    os.ftruncate(fd, 0)
-    os.pwrite(fd, b"%d\n" % os.getpid(), 0)
+    with suppress(OSError):  # A full disk: the lock holds all the same, and is found by who has it open.
+        os.ftruncate(fd, 0)
+        os.pwrite(fd, b"%d\n" % os.getpid(), 0)
     return fd
 
 

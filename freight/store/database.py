@@ -49,7 +49,10 @@ class StorageFull(OperationError):
 
 
 # What opening or reading a database raises when the storage is at fault, and not the program.
-STORAGE_ERRORS = (OperationError, apsw.CorruptError, apsw.NotADBError, apsw.IOError, apsw.FullError, apsw.CantOpenError)
+STORAGE_ERRORS = (
+    OperationError, apsw.CorruptError, apsw.NotADBError, apsw.IOError, apsw.FullError, apsw.CantOpenError,
+    apsw.ReadOnlyError, apsw.BusyError,
+)  # fmt: skip
 
 # How long a connection waits for another of the same process; only while a log is being folded in.
 _BUSY_MS = 5000
@@ -126,7 +129,7 @@ def transaction(connection: Database) -> Generator[None]:
             if connection.in_transaction:
                 connection.execute("ROLLBACK")
             raise
-    except (apsw.FullError, apsw.IOError) as error:
+    except (apsw.FullError, apsw.IOError, apsw.ReadOnlyError, apsw.BusyError) as error:
         raise _storage_error(error, connection.system_errno) from error
 
 
