@@ -9,12 +9,10 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Final, Protocol, TypeVar
+from typing import Any, Final, TypeVar
 
-import msgspec
-
+from freight.control.ending import Ending, HasRow
 from freight.control.jobrun import JobRun
-from freight.control.output import ASIDE, mark_of, put_in_place, rows, write_aside
 from freight.control.roster import Roster
 from freight.control.waiting import WaitingJob
 from freight.control.workerrun import WorkerRun
@@ -35,10 +33,9 @@ from freight.core.plan import (
     Unsuspend,
     Wait,
 )
-from freight.core.record import custom_id_of
 from freight.errors import FreightError, LauncherError, OperationError, OutOfResources
 from freight.launchers.base import Launcher, WorkerPlace
-from freight.store.catalog import Catalog, JobRow, moved
+from freight.store.catalog import Catalog, JobRow
 from freight.store.database import STORAGE_ERRORS, StorageFull
 
 # A worker that was told to end and has not by then is killed.
@@ -50,17 +47,11 @@ _T = TypeVar("_T")
 MakePlaces = Callable[[JobRun, str], tuple[Path, Path]]
 
 
-class HasRow(Protocol):
-    """A job in memory, in whatever shape."""
-
-    row: JobRow
-
-
 class Apply:
     """Performs actions on one control plane's jobs.
 
-    `failure` is what broke the watch over a worker. A worker without a job stays for
-    `keep_warm_s`. `is_shared`: what breaks one job ends that one alone.
+    A worker without a job stays for
+    `keep_warm_s`. `is_shared`: what breaks one job ends that one alone. `deciding` is held by who calls `do`.
     """
 
     def __init__(
@@ -74,6 +65,7 @@ class Apply:
         make_places: MakePlaces,
         keep_warm_s: float,
         is_shared: bool,
+        deciding: asyncio.Lock,
     ) -> None:
         self._catalog = catalog
         self._launcher = launcher
@@ -85,8 +77,9 @@ class Apply:
         self._keep_warm_s = keep_warm_s
         self._is_shared = is_shared
         self._watching: set[asyncio.Task[None]] = set()
+        self._ending = Ending(catalog, writer, changed, deciding, is_shared)
         self._strangers: dict[str, tuple[str, float]] = {}
-        self.failure: Exception | None = None
+        self._failure: Exception | None = None
 
     async def do(self, action: JobAction) -> None:
         """Perform one action on a job, which is opened first where it has waited for its turn."""
@@ -94,7 +87,7 @@ class Apply:
             self._note_reason(action)
             return
         job = self._roster.open.get(action.job) or await self._open(action)
-        if job is None:
+        if job is None or job.finishing is not None:
             return
         match action:
             case StartWorker():
@@ -109,15 +102,16 @@ class Apply:
             case Unsuspend():
                 await self.happened(job, Event.UNBLOCKED)
             case Finalize():
-                await self._finalize(job)
+                await self.happened(job, Event.LAST_RECORD_DONE)
+                await self._ending.end(job, Event.OUTPUT_WRITTEN, BATCH_FAILED, "")
             case Fail(reason=reason):
                 event = Event.STARTS_EXHAUSTED if job.row.state == State.SUSPENDED else Event.BROKE
-                await self._end_short(job, event, BATCH_FAILED, reason)
+                await self._ending.end(job, event, BATCH_FAILED, reason)
             case TimeOut():
                 reason = f"the job's time ran out (--timeout {job.options.timeout_s:g} s)"
-                await self._end_short(job, Event.TIME_RAN_OUT, BATCH_EXPIRED, reason)
+                await self._ending.end(job, Event.TIME_RAN_OUT, BATCH_EXPIRED, reason)
             case Cancelled():
-                await self._end_short(job, Event.WORKERS_GONE, BATCH_CANCELLED, "")
+                await self._ending.end(job, Event.WORKERS_GONE, BATCH_CANCELLED, "")
 
     def _note_reason(self, action: Wait) -> None:
         if action.job in self._roster.open:
@@ -157,24 +151,19 @@ class Apply:
         await self._write(self._catalog.happened, waiting.row, event, time.time(), waiting.failure)
         del self._roster.waiting[waiting.row.id]
 
+    @property
+    def failure(self) -> Exception | None:
+        """What broke the watch over a worker, or the end of a job."""
+        return self._failure or self._ending.failure
+
     def stranger(self, device: str, now: float) -> str:
         """Return who held a device when it was last tried, not long ago; "" when it may be tried again."""
         who, at = self._strangers.get(device, ("", now))
         return who if now - at < _STRANGER_S else ""
 
     async def happened(self, job: HasRow, event: Event, detail: str = "", must_keep: bool = False) -> JobRow:
-        """Record an event of a job. A full disk does not keep a job from changing its state: the file catches up.
-
-        With `must_keep` it does: raises StorageFull, and nothing has happened.
-        """
-        now = time.time()
-        try:
-            job.row = await self._write(self._catalog.happened, job.row, event, now, detail)
-        except StorageFull:
-            if must_keep:
-                raise
-            job.row = moved(job.row, event, detail, now)
-        return job.row
+        """Record an event of a job, as Ending.happened does."""
+        return await self._ending.happened(job, event, detail, must_keep)
 
     async def _write(self, call: Callable[..., _T], *args: object) -> _T:
         return await asyncio.get_running_loop().run_in_executor(self._writer, call, *args)
@@ -295,7 +284,7 @@ class Apply:
         try:
             await self._see_off(worker)
         except Exception as error:
-            self.failure = error
+            self._failure = error
         self._changed.set()
 
     async def _see_off(self, worker: WorkerRun) -> None:
@@ -352,72 +341,7 @@ class Apply:
             self.stop_worker(worker)
         while self._watching:
             await asyncio.gather(*self._watching)
-
-    async def _finalize(self, job: JobRun) -> None:
-        await self.happened(job, Event.LAST_RECORD_DONE)
-        try:
-            await self._write(self._conclude, job, BATCH_FAILED, "")
-            await self.happened(job, Event.OUTPUT_WRITTEN, must_keep=self._is_shared)
-        except StorageFull as error:
-            job.found_full(time.monotonic(), "no space left for the results file")
-            await self.happened(job, Event.BLOCKED, error.message)
-        except (FreightError, *STORAGE_ERRORS) as error:
-            if not self._is_shared:
-                raise
-            job.failure = error
-
-    async def _end_short(self, job: JobRun, event: Event, code: str, reason: str) -> None:
-        """End a job without all its answers. Where there are any, its output says so for every other record."""
-        if job.waits_for_room(time.monotonic()):
-            return
-        try:
-            await self._write(self._conclude, job, code, reason)
-        except StorageFull as error:
-            job.found_full(time.monotonic(), error.message)
-            job.wait_reason = error.message
-            return
-        except (FreightError, *STORAGE_ERRORS) as error:
-            if not self._is_shared:
-                raise
-            # All the same the job ends, in words that say what became of its results file.
-            if str(error) not in reason:
-                reason = f"{reason}; {error}" if reason else str(error)
-        try:
-            await self.happened(job, event, reason, must_keep=self._is_shared)
-        except StorageFull as error:
-            job.found_full(time.monotonic(), error.message)
-
-    def _conclude(self, job: JobRun, code: str, reason: str) -> None:
-        """Put the output in place, where there is one to write, and note the counts."""
-        if self._is_shared:
-            # First, so that they stand whatever becomes of the file.
-            outcome = {**(job.row.outcome or {"outputs": []}), **job.counts()}
-            self._catalog.set_outcome(job.row.id, outcome)
-            job.row = msgspec.structs.replace(job.row, outcome=outcome)
-        if job.output is not None and (self._is_shared or job.dispatcher.left == 0 or job.results.has_answers()):
-            self._put_output(job, job.output, code, reason)
-
-    def _put_output(self, job: JobRun, output: Path, code: str, reason: str) -> None:
-        def missing(index: int) -> tuple[bytes | None, str, str]:
-            return custom_id_of(job.dispatcher.read_lines([index])[0]), code, reason
-
-        job.file.check_unchanged()
-        # On the output's own file system, so that it can be put in place by a rename.
-        own = output.with_name(f".{output.name}.{job.row.id[:8]}.partial")
-        aside = own if self._is_shared else job.folder / ASIDE
-        lines = rows(job.results, job.index.records, missing)
-        written = write_aside(aside, job.row.id, lines, job.index.records)
-        before = mark_of(job.row.outcome, output)
-        # The intent first: after a crash in between, what stands at the output is known for ours, old or new.
-        outcome = job.outcome(written, before)
-        self._catalog.set_outcome(job.row.id, outcome)
-        try:
-            put_in_place(aside, output, job.force or before is not None)
-        except OperationError:
-            if self._is_shared:
-                aside.unlink(missing_ok=True)
-            raise
-        job.row = msgspec.structs.replace(job.row, outcome=outcome)
+        await self._ending.join()
 
 
 def keep_log(folder: Path, log: Path, number: int, is_last: bool) -> None:

@@ -68,6 +68,10 @@ class Dispatcher:
         """Wait for room no longer: what does not fit now runs again another time."""
         self._given_up.set()
 
+    def is_given_up(self) -> bool:
+        """Return whether the control plane is ending."""
+        return self._given_up.is_set()
+
     async def accept(self, report: Report) -> Totals:
         """Put what a report brings on disk and return by how much the totals changed.
 

@@ -1,5 +1,6 @@
 """One job while the control plane has it: its input, its queue, its workers and how it gets on."""
 
+import asyncio
 import time
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
@@ -92,6 +93,8 @@ class JobRun:
         self.force = force
         # What makes it impossible to go on, as far as this job is concerned.
         self.failure: Exception | None = None
+        # Writes its results file, for a service; nothing else is done to it meanwhile.
+        self.finishing: asyncio.Task[None] | None = None
         self.workers: dict[str, WorkerRun] = {}
         self.troubles: dict[str, Trouble] = {}
         self.blocked = ""

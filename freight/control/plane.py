@@ -94,7 +94,7 @@ class ControlPlane:
         self._failure: BaseException | None = None
         self.apply = Apply(
             catalog, launcher, control, writer, self._changed, self.roster, make_places,
-            policy.keep_warm_s, policy.shared,
+            policy.keep_warm_s, policy.shared, self.deciding,
         )  # fmt: skip
 
     async def start(self) -> None:
@@ -137,9 +137,10 @@ class ControlPlane:
     async def _wind_up(self) -> None:
         self.stop()
         await self.apply.end_workers()
-        for job in list(self.roster.open.values()):
-            if job.row.state not in FINAL:
-                await self.apply.happened(job, Event.CONTROL_STOPPED)
+        async with self.deciding:
+            for job in self.roster.open.values():
+                if job.row.state not in FINAL:
+                    await self.apply.happened(job, Event.CONTROL_STOPPED)
 
     def changed(self) -> None:
         """Look at the jobs again soon."""
@@ -173,7 +174,7 @@ class ControlPlane:
                 else:
                     await self.apply.do(action)
             for job in list(self.roster.open.values()):
-                if job.row.state in FINAL and self._policy.ended is not None:
+                if job.row.state in FINAL and job.finishing is None and self._policy.ended is not None:
                     del self.roster.open[job.row.id]
                     await self._policy.ended(job)
                     self._changed.set()

@@ -12,7 +12,7 @@ from freight.errors import OperationError, UserError
 from freight.store.catalog import Catalog
 from freight.store.database import Sharing, StorageFull, is_full
 from freight.store.folder import FolderLock, Locking
-from freight.store.results import Results
+from freight.store.results import RESULTS_DB, Results
 
 API_SOCKET: Final = "api.sock"
 _ELSEWHERE: Final = "set FREIGHT_DATA to a folder on a local disk that you may write to"
@@ -103,11 +103,11 @@ class ServiceFolder:
 
     def open_results(self, job: str, sharing: Sharing) -> Results:
         """Open a job's results; they are made if need be by whoever writes them."""
-        return Results(self.batch / job / "results.db", Locking.LOCAL, sharing)
+        return Results(self.batch / job / RESULTS_DB, Locking.LOCAL, sharing)
 
     def has_results(self, job: str) -> bool:
         """Return whether there are results of a job."""
-        return (self.batch / job / "results.db").exists()
+        return (self.batch / job / RESULTS_DB).exists()
 
     def forget(self, job: str) -> None:
         """Remove all that is kept of a job."""
@@ -128,7 +128,7 @@ class ServiceFolder:
 
     def last_sign(self, job: str) -> float:
         """Return when something of a job was last written, in seconds of the clock of day; 0 when nothing was."""
-        times = [path.stat().st_mtime for path in self.job(job).glob("results.db*")]
+        times = [path.stat().st_mtime for path in self.job(job).glob(f"{RESULTS_DB}*")]
         return max(times, default=0.0)
 
 

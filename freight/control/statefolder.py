@@ -18,13 +18,12 @@ from freight.launchers.base import Launcher
 from freight.store.catalog import Catalog, JobRow
 from freight.store.database import STORAGE_ERRORS, StorageFull
 from freight.store.folder import FolderLock
-from freight.store.results import Results
+from freight.store.results import RESULTS_DB, Results
 
 # In a job's spec: what makes two runs the same, and in that, what its input is known by.
 SAME: Final = "same"
 INPUT_KEY: Final = "input (SHA-256)"
 CATALOG: Final = "catalog.db"
-RESULTS: Final = "results.db"
 ARRIVED: Final = "input.new"
 _OWN_FILES: Final = ("owner", CATALOG)
 # Says which folder has the sockets of the run; a killed run leaves both behind.
@@ -98,7 +97,7 @@ class StateFolder:
         try:
             # A catalog has its tables before there are results: an empty one was emptied.
             is_there = path.exists() and path.stat().st_size > 0
-            if not is_there and any(self.path.glob(f"*/{RESULTS}")):
+            if not is_there and any(self.path.glob(f"*/{RESULTS_DB}")):
                 raise OperationError(f"the state folder {self.shown} has results and no catalog", _START_OVER)
             catalog = Catalog(path, self.lock.locking)
             self._check(catalog)
@@ -204,17 +203,17 @@ class StateFolder:
 
     def has_results(self, job: str) -> bool:
         """Return whether a job's results are still here."""
-        return (self.path / job / RESULTS).exists()
+        return (self.path / job / RESULTS_DB).exists()
 
     def open_results(self, job: str) -> Results:
         """Open a job's results, made if need be."""
-        return Results(self.job_folder(job) / RESULTS, self.lock.locking)
+        return Results(self.job_folder(job) / RESULTS_DB, self.lock.locking)
 
     def drop_results(self, job: str) -> None:
         """Remove the results of a job whose answers are all in the output, and whose catalog entry says so."""
         if self.catalog.get(job).state is not State.COMPLETED:
             return
-        for path in self.job_folder(job).glob(RESULTS + "*"):
+        for path in self.job_folder(job).glob(RESULTS_DB + "*"):
             path.unlink()
 
     def forget(self, row: JobRow) -> None:

@@ -51,6 +51,8 @@ ON CONFLICT (idx) DO UPDATE SET deaths = min(3, deaths + 1)
 _DEATH: Final = "INSERT INTO death (worker, number) VALUES (?, ?) ON CONFLICT DO NOTHING"
 _CLEAR: Final = "DELETE FROM suspect WHERE idx = ?"
 
+# The name of the file, in its job's folder.
+RESULTS_DB: Final = "results.db"
 PAGE_ROWS: Final = 500
 PAGE_BYTES: Final = 8_000_000
 
