@@ -7,9 +7,10 @@ import msgspec
 from fastapi import FastAPI, Header, Query, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import StreamingResponse
+from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from freight import __version__
 from freight.control.finding import MOST_PAGE
@@ -32,6 +33,7 @@ from freight.core.view import (
 from freight.errors import Conflict, FreightError, NoSuchJob, NotAllowed, UserError, WrongState
 from freight.store.database import STORAGE_ERRORS, StorageFull
 
+_HOSTS: Final = ("freight", "localhost", "127.0.0.1", "[::1]")
 _STATUS: Final[tuple[tuple[type[FreightError], int], ...]] = (
     (Conflict, 409),
     (UserError, 400),
@@ -62,12 +64,35 @@ def make_app(service: Service, stop: Callable[[], None]) -> FastAPI:
         docs_url="/docs",
         redoc_url=None,
     )
+    app.add_middleware(_OwnersOnly)
     _add_error_handlers(app)
     _add_service_routes(app, service, stop)
     _add_upload_routes(app, service)
     _add_job_routes(app, service)
     _add_stream_routes(app, service)
     return app
+
+
+class _OwnersOnly:
+    """Keeps browsers' pages out, should somebody make the socket reachable by TCP: a page of elsewhere names itself in
+    Origin, or its own name in Host.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request, or refuse it."""
+        if scope["type"] == "http":
+            headers = Headers(scope=scope)
+            host = headers.get("host", "").rpartition(":")[0] if ":" in headers.get("host", "") else headers.get("host")
+            if "origin" in headers or host not in _HOSTS:
+                words = "this API answers programs of its owner, and no web pages"
+                await _error(403, NotAllowed.code, words, f"send Host: {_HOSTS[0]}, and no Origin")(
+                    scope, receive, send
+                )
+                return
+        await self._app(scope, receive, send)
 
 
 class _ClosingResponse(StreamingResponse):

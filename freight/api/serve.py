@@ -3,9 +3,11 @@
 import asyncio
 import logging
 import os
+import resource
 import signal
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import uvicorn
@@ -30,6 +32,7 @@ def serve(settings: Callable[[], Config], data_folder: Path, say: Callable[[str]
     """
     logging.basicConfig(format="%(asctime)s %(name)s %(levelname)s %(message)s", stream=sys.stderr, level=logging.INFO)
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
+    _raise_descriptor_limit()
     folder = ServiceFolder(data_folder)
     folder.claim()
     try:
@@ -72,6 +75,15 @@ async def _serve(folder: ServiceFolder, settings: Callable[[], Config], say: Cal
             await asyncio.gather(answering, return_exceptions=True)
             folder.api_socket.unlink(missing_ok=True)
         await service.close()
+
+
+def _raise_descriptor_limit() -> None:
+    """Allow as many open files as the system lets this process have: each waiting client and each job takes some."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with suppress(OSError, ValueError):
+        resource.setrlimit(
+            resource.RLIMIT_NOFILE, (hard if hard != resource.RLIM_INFINITY else max(soft, 65_536), hard)
+        )
 
 
 def _take_signals(service: Service) -> None:

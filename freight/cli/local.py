@@ -71,7 +71,7 @@ def start_in_background(client: Client) -> ServerInfo:
         child = _launch(folder, log)
         try:
             info = _await_answer(client, child, log, mark)
-        except BaseException:
+        except KeyboardInterrupt:
             child.terminate()
             raise
     if info.pid == child.pid:
@@ -146,7 +146,10 @@ def _await_answer(client: Client, child: "subprocess.Popen[bytes]", log: Path, m
             if isinstance(error, UserError) or now > ended_at + _RIVAL_S or not _is_taken(error):
                 raise error
         elif now > until:
-            raise OperationError(f"the service that was started does not answer after {START_S:g} s", f"see {log}")
+            raise OperationError(
+                f"the service that was started (pid {child.pid}) does not answer after {START_S:g} s",
+                f"it goes on starting: try again later, or see {log}",
+            )
         time.sleep(_POLL_S)
 
 

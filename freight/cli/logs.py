@@ -14,7 +14,7 @@ from freight.cli.text import TerminalText
 @job_argument
 @click.option("-f", "--follow", is_flag=True, help="Go on until the job ends.")
 @click.option("--tail", type=click.IntRange(min=0), metavar="N", help="Only the last N lines.")
-@click.option("--worker", type=click.IntRange(min=1), metavar="K", help="Of the K-th worker. [default: the first]")
+@click.option("--worker", type=click.IntRange(min=1), metavar="K", help="Of the K-th worker. [default: of all]")
 @service_options()
 def logs(name: str, follow: bool, tail: int | None, worker: int | None, service: Service) -> None:
     """Print what the model server of a worker of the job NAME wrote. It may quote records.

@@ -43,7 +43,7 @@ def speaking(address: Address) -> Generator[None]:
     except (httpx.ConnectError, httpx.ConnectTimeout) as error:
         raise unreachable(address, error) from error
     except httpx.TimeoutException as error:
-        raise OperationError(
+        raise ConnectionLost(
             f"the service at {address.shown} does not answer in time", "it may be busy: try again, or see its log"
         ) from error
     except httpx.TransportError as error:

@@ -30,7 +30,8 @@ class Context:
     """The service's folder, databases, threads and control plane.
 
     `catalog` is written to by the one thread of `writer`; `reader` is a second connection, for the one thread of
-    `looker`, so that no one who asks waits for the disk. `threads` do everything else that takes time.
+    `looker`, so that no one who asks waits for the disk. `scanners` read whole inputs, `threads` do everything else
+    that takes time.
     """
 
     folder: ServiceFolder
@@ -39,6 +40,7 @@ class Context:
     writer: ThreadPoolExecutor
     looker: ThreadPoolExecutor
     threads: ThreadPoolExecutor
+    scanners: ThreadPoolExecutor
     plane: ControlPlane
     settings: Callable[[], Config]
     limits: EngineLimits

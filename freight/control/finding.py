@@ -53,7 +53,11 @@ class Finder:
             failures = await self._context.in_thread(self.failures, row)
         except STORAGE_ERRORS:
             failures = []  # The rest is worth knowing all the same; asking for the results says what is wrong.
-        return status(row, self._context.in_hand(row.id), events, failures)
+        hand = self._context.in_hand(row.id)
+        if hand is None and row.state not in FINAL:
+            # It has ended in between.
+            return await self.status(row.id)
+        return status(row, hand, events, failures)
 
     def failures(self, row: JobRow) -> list[Failure]:
         """Return a job's failures by kind, the commonest first. For threads."""

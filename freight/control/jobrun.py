@@ -55,9 +55,10 @@ def needs_device(model: ModelSpec) -> bool:
 
 def launch_of(model: ModelSpec, endpoints: Iterable[int], concurrency: int) -> str:
     """Return a text that is equal for jobs that one running server can serve as it is."""
-    entry = msgspec.structs.replace(model.entry, aliases=[], batch=False)
+    # The variables may be secrets, and this is kept: their digest is part of the identity.
+    entry = msgspec.structs.replace(model.entry, aliases=[], batch=False, env={})
     shape = engine_of(entry.engine).shape(model, frozenset(endpoints), concurrency)
-    return msgspec.json.encode([model.name, entry, shape]).decode()
+    return msgspec.json.encode([model.name, entry, model.identity.get("env", ""), shape]).decode()
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,7 +41,7 @@ async def recover(context: Context, shelf: Shelf, submission: Submission, launch
         if row.job in unfinished:
             adopted.setdefault(row.job or "", []).append(worker)
     for row in unfinished.values():
-        if row.state is State.VALIDATING:
+        if row.state is State.VALIDATING or row.records is None:
             submission.read(row, again=True)
         else:
             await _take_up(context, shelf, row, adopted.get(row.id, []))

@@ -21,6 +21,9 @@ from freight.errors import UserError, refusing
 from freight.store.registry import BUILT_IN
 
 _HUB_ID: Final = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+(:[\w.-]+)?")
+# In a model's identity: its entry's variables, or that it has none.
+ENV_IDENTITY: Final = "env"
+NO_ENV: Final = "none"
 _SPAN_BYTES: Final = 1 << 20
 
 
@@ -99,14 +102,22 @@ async def resolve(
         cache = str(entry.prompt_cache).lower()
         identity = {"engine": "llamacpp", "model file": f"{path.name} ({fingerprint(path)})", "prompt_cache": cache}
     else:
-        # A variable may be a secret: only whether it is the same may be kept.
-        env = hashlib.sha256(repr(sorted(entry.env.items())).encode()).hexdigest()[:16] if entry.env else "none"
         command = " ".join([*entry.command, *entry.args])
-        identity = {"engine": "command", "command": command, "model source": " ".join(sources), "env": env}
+        identity = {
+            "engine": "command",
+            "command": command,
+            "model source": " ".join(sources),
+            ENV_IDENTITY: env_digest(entry.env),
+        }
     names = {typed, name, *entry.aliases, *(Path(source).stem for source in sources)}
     fits = None if ignore_record_model else frozenset(names)
     identity |= {"context": str(entry.context or "default"), "aliases": " ".join(sorted(entry.aliases))}
     return ModelSpec(name, entry, typed, fits, name, frozenset(), identity)
+
+
+def env_digest(env: dict[str, str]) -> str:
+    """Return what tells an entry's variables from others: they may be secrets, so that they themselves are not kept."""
+    return hashlib.sha256(repr(sorted(env.items())).encode()).hexdigest()[:16] if env else NO_ENV
 
 
 # Options of an entry that say nothing to some engines: refused there, never ignored.

@@ -6,8 +6,11 @@ import os
 import time
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
+
+import msgspec
 
 from freight import __version__
 from freight.config import Config
@@ -27,15 +30,17 @@ from freight.control.views import worker_status
 from freight.core.job import FINAL, Event, State
 from freight.core.record import INTAKE_CODES
 from freight.core.view import API_VERSION, JobRequest, JobStatus, ServerInfo, Submitted, Upload, WorkerStatus
-from freight.errors import WrongState
+from freight.errors import FreightError, NoSuchJob, WrongState
 from freight.launchers.local import LocalLauncher, local_devices
 from freight.launchers.locks import lock_folder
 from freight.store.catalog import JobRow
-from freight.store.database import Sharing
+from freight.store.database import STORAGE_ERRORS, Sharing
 
 log = logging.getLogger("freight.service")
 
 _READERS: Final = 8
+# Reading an input keeps a processor busy.
+_SCANNERS: Final = 2
 _SWEEP_S: Final = 60.0
 
 
@@ -55,9 +60,17 @@ class Service:
             catalog, self._launcher, folder.lock, writer, listen, folder.control_socket, self._places, policy
         )
         self._context = Context(
-            folder, catalog, folder.open_catalog(Sharing.READER), writer, ThreadPoolExecutor(1, "freight-looker"),
-            ThreadPoolExecutor(_READERS, "freight-reader"), plane, settings, engine_limits(config),
-        )  # fmt: skip
+            folder=folder,
+            catalog=catalog,
+            reader=folder.open_catalog(Sharing.READER),
+            writer=writer,
+            looker=ThreadPoolExecutor(1, "freight-looker"),
+            threads=ThreadPoolExecutor(_READERS, "freight-reader"),
+            scanners=ThreadPoolExecutor(_SCANNERS, "freight-scanner"),
+            plane=plane,
+            settings=settings,
+            limits=engine_limits(config),
+        )
         self._retention_s: float | None = config["retention"]
         self._shelf = Shelf(self._context)
         self._uploads = Uploads(folder.uploads, self._context.threads, self._context.stopping)
@@ -101,7 +114,7 @@ class Service:
         await self._context.plane.close()
         for job in self._context.plane.roster.open.values():
             await self._shelf.close(job)
-        for threads in (self._context.threads, self._context.looker, self._context.writer):
+        for threads in (self._context.scanners, self._context.threads, self._context.looker, self._context.writer):
             threads.shutdown()
         self._context.reader.close()
         self._context.catalog.close()
@@ -145,16 +158,18 @@ class Service:
 
     async def resume(self, name: str) -> JobStatus:
         """Go on with a job that was cancelled, failed or ran out of time: only unfinished records run."""
+        spec = await self._submission.renewed(await self.finder.find(name))
         async with self._context.plane.deciding:
             row = await self.finder.find(name)
             if row.state is State.COMPLETED:
                 hint = f"run those again that failed: freight batch retry {row.name}"
                 raise WrongState(f"job {row.name} is complete; nothing of it is left to run", hint)
-            await self._again(row, Event.CONTINUED, "resumed")
+            await self._again(row, spec, Event.CONTINUED, "resumed")
         return await self.finder.status(row.id)
 
     async def retry(self, name: str) -> JobStatus:
         """Run again a job's records that ended in an error, but for those that intake refused."""
+        spec = await self._submission.renewed(await self.finder.find(name))
         async with self._context.plane.deciding:
             row = await self.finder.find(name)
             if row.state is State.COMPLETED:
@@ -164,17 +179,18 @@ class Service:
                         f"no record of job {row.name} failed in a way that another try could mend",
                         "records that intake refused must be corrected and submitted anew",
                     )
-            await self._again(row, Event.RETRIED, "retried")
+            await self._again(row, spec, Event.RETRIED, "retried")
         return await self.finder.status(row.id)
 
-    async def _again(self, row: JobRow, event: Event, verb: str) -> None:
+    async def _again(self, row: JobRow, spec: dict[str, Any], event: Event, verb: str) -> None:
         if row.state not in FINAL:
             raise unfinished(row, f"it can be {verb} once it has ended")
         if row.records is None:
             raise WrongState(
                 f"the input of job {row.name} was refused: {row.reason}", "correct the input and submit it anew"
             )
-        row = await self._submission.renewed(row)
+        await self._context.write(self._context.catalog.set_spec, row.id, spec)
+        row = msgspec.structs.replace(row, spec=spec)
         after = await self._context.write(self._context.catalog.happened, row, event, time.time())
         await self._shelf.enqueue(after)
 
@@ -184,11 +200,8 @@ class Service:
             row = await self.finder.find(name)
             if row.state not in FINAL:
                 raise unfinished(row, f"cancel it first: freight batch cancel {row.name}")
-            await self._forget(row.id)
-
-    async def _forget(self, job: str) -> None:
-        await self._context.write(self._context.catalog.delete, job)
-        await self._context.in_thread(self._context.folder.forget, job)
+            await self._context.write(self._context.catalog.delete, row.id)
+        await self._context.in_thread(self._context.folder.forget, row.id)
 
     def workers(self) -> list[WorkerStatus]:
         """Return the workers there are."""
@@ -201,11 +214,17 @@ class Service:
     async def _sweep(self) -> None:
         """Now and then remove finished jobs that are older than the settings want, and uploads that nobody used."""
         while True:
-            await self._context.in_thread(self._context.folder.tidy_uploads, UPLOAD_KEPT_S)
-            if self._retention_s is not None:
-                async with self._context.plane.deciding:
-                    old = time.time() - self._retention_s
-                    for job in await self._context.look(self._context.reader.finished_before, old):
-                        log.info("job %s: its time of retention is over", job)
-                        await self._forget(job)
+            try:
+                await self._context.in_thread(self._context.folder.tidy_uploads, UPLOAD_KEPT_S)
+                if self._retention_s is not None:
+                    await self._forget_old(time.time() - self._retention_s)
+            except (FreightError, *STORAGE_ERRORS, OSError) as error:
+                log.warning("clearing up did not succeed, and is tried again: %s", error)
             await asyncio.sleep(min(_SWEEP_S, self._retention_s or _SWEEP_S))
+
+    async def _forget_old(self, until: float) -> None:
+        for job in await self._context.look(self._context.reader.finished_before, until):
+            # It may have been resumed meanwhile.
+            with suppress(NoSuchJob, WrongState):
+                await self.delete(job)
+                log.info("job %s: its time of retention is over", job)

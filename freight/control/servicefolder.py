@@ -4,6 +4,7 @@ import os
 import shutil
 import stat
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -123,8 +124,9 @@ class ServiceFolder:
     def tidy_uploads(self, old_s: float, broken: bool = False) -> None:
         """Remove uploads that nobody used in `old_s`, and with `broken` those that broke off."""
         for entry in self.uploads.iterdir():
-            if (broken and entry.suffix == ".part") or entry.stat().st_mtime < time.time() - old_s:
-                entry.unlink(missing_ok=True)
+            with suppress(FileNotFoundError):  # It may become a job's in this moment.
+                if (broken and entry.suffix == ".part") or entry.stat().st_mtime < time.time() - old_s:
+                    entry.unlink()
 
     def last_sign(self, job: str) -> float:
         """Return when something of a job was last written, in seconds of the clock of day; 0 when nothing was."""

@@ -12,11 +12,12 @@ from freight.control.dispatcher import Dispatcher
 from freight.control.inputs import InputFile
 from freight.control.intake import Index
 from freight.control.jobrun import JobOptions, JobRun, launch_of
+from freight.control.resolve import ENV_IDENTITY, NO_ENV, env_digest
 from freight.control.waiting import WaitingJob
 from freight.core.job import Event, State, Totals, running_s
 from freight.core.model import ModelSpec
 from freight.core.view import JobRequest
-from freight.errors import OperationError
+from freight.errors import FreightError, OperationError, UserError
 from freight.store.catalog import JobRow
 from freight.store.database import STORAGE_ERRORS, Sharing
 
@@ -25,9 +26,14 @@ def spec_of(request: JobRequest, model: ModelSpec, sha256: str, size: int) -> di
     """Return what the catalog keeps of a request."""
     return {
         "request": asdict(request) | {"upload": ""},
-        "model": msgspec.to_builtins(model),
+        "model": kept_model(model),
         "input": {"bytes": size, "sha256": sha256},
     }
+
+
+def kept_model(model: ModelSpec) -> dict[str, Any]:
+    """Return a model as the catalog keeps it: without the values of its variables, which may be secrets."""
+    return msgspec.to_builtins(msgspec.structs.replace(model, entry=msgspec.structs.replace(model.entry, env={})))
 
 
 def request_of(row: JobRow) -> JobRequest:
@@ -36,7 +42,7 @@ def request_of(row: JobRow) -> JobRequest:
 
 
 def model_of(row: JobRow) -> ModelSpec:
-    """Return the model that a job runs on, as it was when the job was submitted."""
+    """Return the model that a job runs on, as it was when the job was submitted, but for its entry's variables."""
     return msgspec.convert(row.spec["model"], ModelSpec)
 
 
@@ -60,7 +66,11 @@ class Shelf:
 
     async def enqueue(self, row: JobRow) -> None:
         """Put a job that is in no final state into the queue; what cannot be read is left to fail there."""
-        self._context.plane.roster.waiting[row.id] = await self.waiting(row)
+        self.put(await self.waiting(row))
+
+    def put(self, waiting: WaitingJob) -> None:
+        """Put a job into the queue."""
+        self._context.plane.roster.waiting[waiting.row.id] = waiting
         self._context.plane.changed()
 
     async def waiting(self, row: JobRow) -> WaitingJob:
@@ -72,6 +82,11 @@ class Shelf:
     def _waiting(self, row: JobRow, ran_s: float) -> WaitingJob:
         model, options = model_of(row), options_of(row)
         waiting = WaitingJob(row, model, options, "", Totals(), row.records or 0, ran_s, self.open)
+        try:
+            waiting.model = model = self._with_variables(model)
+        except FreightError as error:
+            waiting.failure = error.message
+            return waiting
         try:
             index = Index.load(self._context.folder.index(row.id))
             waiting.launch = launch_of(model, index.endpoints_used(), options.concurrency)
@@ -85,6 +100,19 @@ class Shelf:
             waiting.failure = f"the job's files cannot be read: {error}"
         return waiting
 
+    def _with_variables(self, model: ModelSpec) -> ModelSpec:
+        """Return a model with its entry's variables, which are never kept here; raise UserError when they changed."""
+        digest = model.identity.get(ENV_IDENTITY, NO_ENV)
+        if digest == NO_ENV:
+            return model
+        entry = self._context.settings().models.get(model.name)
+        if entry is None or env_digest(entry.env) != digest:
+            raise UserError(
+                f"the variables (env) of model {model.name} are not those that the job was submitted with",
+                "put them back and resume the job, or submit it anew",
+            )
+        return msgspec.structs.replace(model, entry=msgspec.structs.replace(model.entry, env=entry.env))
+
     async def open(self, waiting: WaitingJob) -> JobRun:
         """Return a job ready to be worked on."""
         return await self._context.in_thread(self._open, waiting)
@@ -97,7 +125,12 @@ class Shelf:
         if not context.folder.has_results(row.id):
             raise OperationError(f"the results of job {row.name} are gone from {context.folder.job(row.id)}")
         results = context.folder.open_results(row.id, Sharing.WRITER)
-        dispatcher = Dispatcher(file, index, results, row, context.writer, context.threads)
+        try:
+            dispatcher = Dispatcher(file, index, results, row, context.writer, context.threads)
+        except BaseException:
+            file.close()
+            results.close()
+            raise
         return JobRun(
             row, file, index, results, dispatcher, waiting.model, waiting.options, context.limits,
             context.folder.job(row.id), output_of(row), False, waiting.ran_s,

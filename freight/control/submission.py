@@ -23,14 +23,14 @@ from freight.control.intake import Index, Problem, scan
 from freight.control.jobrun import counts_of
 from freight.control.naming import check_name, readable_name
 from freight.control.resolve import choose_model, resolve
-from freight.control.shelf import Shelf, model_of, request_of, spec_of
+from freight.control.shelf import Shelf, kept_model, model_of, request_of, spec_of
 from freight.control.uploads import Uploads
 from freight.core.job import Event, State, Totals
 from freight.core.model import ModelSpec
 from freight.core.view import JobRequest
 from freight.errors import Conflict, FreightError, Interrupted, OperationError, UserError, refusing
 from freight.store.catalog import JobRow
-from freight.store.database import Sharing, StorageFull
+from freight.store.database import Sharing, StorageFull, is_full
 
 log = logging.getLogger("freight.service")
 
@@ -38,6 +38,7 @@ log = logging.getLogger("freight.service")
 _ENDPOINT_TRIES: Final = 3
 _ENDPOINT_PAUSE_S: Final = 1.0
 _FULL_RETRY_S: Final = 5.0
+_SHOWN: Final = frozenset({"file", "typed"})
 _RANGES: Final = {
     "workers": (1, 10_000),
     "gpus": (0, 10_000),
@@ -84,8 +85,9 @@ class Submission:
 
         Raises UserError for what is refused, which leaves no job.
         """
+        _check_options(request)
         upload, sha256 = self._uploads.find(request.upload)
-        digest = hashlib.sha256(msgspec.json.encode([asdict(request) | {"upload": sha256}])).hexdigest()
+        digest = _digest(request, sha256)
         earlier = await self._earlier(key, digest)
         if earlier is not None:
             return await self._found(earlier, request.upload)
@@ -120,7 +122,6 @@ class Submission:
     async def _resolve(self, request: JobRequest, upload: Path, sha256: str) -> _Resolved:
         """Check all that can be checked without reading the whole input."""
         config = self._context.settings()
-        _check_options(request)
         file = await self._context.in_thread(InputFile, upload, request.file or "the input")
         try:
             sample = await self._context.in_thread(inspect, file, config["limits.record_bytes"])
@@ -133,8 +134,8 @@ class Submission:
         notes = tuple(note for note in (why, sample.budget_note()) if note)
         return _Resolved(request, model, upload, sha256, notes)
 
-    async def renewed(self, row: JobRow) -> JobRow:
-        """Return a job that is to go on with its model's entry as it is now, unless that would mix answers.
+    async def renewed(self, row: JobRow) -> dict[str, Any]:
+        """Return a job's spec for going on, with its model's entry as it is now, unless that would mix answers.
 
         Where the entry is gone, or now means something that may answer otherwise, a job that has answers keeps the
         entry that it was submitted with.
@@ -143,13 +144,11 @@ class Submission:
         try:
             model = await _model(request.model or before.name, request, self._context.settings())
             _check_gpus(request, model)
+            if model.identity != before.identity and await self._context.in_thread(self._has_answers, row.id):
+                return row.spec
         except FreightError:
-            return row
-        if model.identity != before.identity and await self._context.in_thread(self._has_answers, row.id):
-            return row
-        spec = {**row.spec, "model": msgspec.to_builtins(model)}
-        await self._context.write(self._context.catalog.set_spec, row.id, spec)
-        return msgspec.structs.replace(row, spec=spec)
+            return row.spec
+        return {**row.spec, "model": kept_model(model)}
 
     def _has_answers(self, job: str) -> bool:
         results = self._context.folder.open_results(job, Sharing.READER)
@@ -172,7 +171,15 @@ class Submission:
         if request.output:
             _check_output(Path(request.output), f"{name}-results.jsonl")
         job = str(uuid.uuid4())
-        await context.in_thread(self._move_in, job, resolved.upload)
+        try:
+            await context.in_thread(self._move_in, job, resolved.upload)
+        except OSError as error:
+            context.folder.forget(job)
+            if is_full(error):
+                raise StorageFull(
+                    "no space left for the job", "free some space where the service keeps its data"
+                ) from error
+            raise OperationError(f"the job cannot be kept: {error.strerror}", "see freight doctor") from error
         spec = spec_of(request, resolved.model, resolved.sha256, context.folder.input(job).stat().st_size)
         try:
             return await context.write(
@@ -234,7 +241,8 @@ class Submission:
         context = self._context
         while True:
             try:
-                index = await context.in_thread(self._scan, checking.row)
+                scanning = asyncio.get_running_loop().run_in_executor(context.scanners, self._scan, checking.row)
+                index = await scanning
                 totals = await context.in_thread(self._totals, checking.row.id)
                 outcome: dict[str, Any] = {"outputs": [], **counts_of(totals)}
                 await context.write(context.catalog.set_records, checking.row.id, index.records, outcome)
@@ -243,11 +251,16 @@ class Submission:
                 if not again:
                     raise
                 await _pause(context.stopping, _FULL_RETRY_S)
+        waiting = await self._shelf.waiting(
+            msgspec.structs.replace(checking.row, records=index.records, outcome=outcome)
+        )
         async with context.plane.deciding:
             checking.row = msgspec.structs.replace(checking.row, records=index.records, outcome=outcome)
             if checking.row.state == State.VALIDATING:
                 await context.plane.apply.happened(checking, Event.ACCEPTED)
-            await self._shelf.enqueue(checking.row)
+            # It may have been cancelled meanwhile: the planner sees to that.
+            waiting.row = checking.row
+            self._shelf.put(waiting)
 
     def _scan(self, row: JobRow) -> Index:
         context, config = self._context, self._context.settings()
@@ -311,6 +324,14 @@ async def _model(name: str, request: JobRequest, config: Config) -> ModelSpec:
     return model
 
 
+def _digest(request: JobRequest, sha256: str) -> str:
+    """Return what tells a request from another that would make a different job; what is for showing counts not."""
+    asked = asdict(request)
+    default = asdict(JobRequest(upload=""))
+    given = {key: value for key, value in sorted(asked.items()) if value != default[key] and key not in _SHOWN}
+    return hashlib.sha256(msgspec.json.encode([given | {"upload": sha256}])).hexdigest()
+
+
 class _Patience:
     """Waits for an endpoint a few times, then gives up."""
 
@@ -334,8 +355,15 @@ async def _pause(stopping: asyncio.Event, seconds: float) -> None:
 
 
 def _check_options(request: JobRequest) -> None:
+    for field, value in asdict(request).items():
+        try:
+            str(value).encode()
+        except UnicodeEncodeError:
+            raise UserError(f"{field} is not valid Unicode", "correct the request") from None
     if request.name is not None:
         check_name(request.name)
+    if request.output is not None and not Path(request.output).is_absolute():
+        raise UserError(f"the output folder {request.output} is not absolute", "name it from / on")
     if request.pool != "local":
         raise UserError(f"there is no pool {request.pool}", "pools: local")
     for name, (least, most) in _RANGES.items():

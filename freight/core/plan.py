@@ -243,7 +243,8 @@ def _ending(job: JobView) -> Action | None:
         return Fail(job.id, job.broken)
     if job.left == 0 and job.state in _WORKING:
         return Finalize(job.id)
-    return TimeOut(job.id) if job.out_of_time and job.state in _UNFINISHED else None
+    # What has all its records done only waits for its results file, which takes no running time.
+    return TimeOut(job.id) if job.out_of_time and job.left and job.state in _UNFINISHED else None
 
 
 def _stuck(job: JobView, snapshot: Snapshot) -> str:

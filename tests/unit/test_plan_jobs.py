@@ -12,6 +12,7 @@ from freight.core.plan import (
     Cancelled,
     DeviceView,
     Fail,
+    Finalize,
     JobView,
     Join,
     Snapshot,
@@ -295,10 +296,16 @@ def test_a_broken_job_fails_once_its_workers_are_gone(state: State) -> None:
 
 
 @pytest.mark.parametrize("state", UNFINISHED)
-def test_a_job_out_of_time_ends_so_even_when_it_is_broken_or_done(state: State) -> None:
-    job = replace(QUEUED, state=state, out_of_time=True, broken="its input changed", left=0)
+def test_a_job_out_of_time_ends_so_unless_it_is_broken(state: State) -> None:
+    late = replace(QUEUED, state=state, out_of_time=True)
 
-    assert decide(job, there=".") == (TimeOut("job"),)
+    assert decide(late, there=".") == (TimeOut("job"),)
+    assert decide(replace(late, broken="its input changed"), there=".") == (Fail("job", "its input changed"),)
+
+
+@pytest.mark.parametrize("state", [State.QUEUED, State.STARTING, State.RUNNING])
+def test_a_job_with_all_its_records_done_completes_however_late_its_workers_end(state: State) -> None:
+    assert decide(replace(QUEUED, state=state, out_of_time=True, left=0), there=".") == (Finalize("job"),)
 
 
 def test_a_cancelled_job_ends_so_even_when_it_is_broken_and_out_of_time() -> None:

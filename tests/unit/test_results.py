@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from freight.core.answer import Answer, Line, answer_line, error_line, refused_line
 from freight.core.job import Totals
 from freight.core.record import INTAKE_CODES
+from freight.errors import OperationError
 from freight.store.database import Sharing
 from freight.store.folder import Locking
 from freight.store.results import PAGE_ROWS, Failure, Results
@@ -278,7 +279,7 @@ def test_a_reader_sees_what_was_committed_and_cannot_write(shared: tuple[Results
 
     assert tails(reader) == {1: answered(1).tail, 2: failed(2).tail}
     assert reader.failures() == writer.failures()
-    with pytest.raises(apsw.ReadOnlyError):
+    with pytest.raises(OperationError):
         reader.put([answered(3)], epoch=0)
     assert writer.totals().done == 2
 
