@@ -12,7 +12,6 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable
 from contextlib import contextmanager, suppress
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, Final
 
@@ -23,6 +22,7 @@ from freight.core.job import FINAL, State
 from freight.core.view import JobStatus
 from freight.errors import WrongState
 from tests.harness import PATIENCE_S, Box, Finished, Json, chat, wait_until
+from tests.httpserver import MODELS, Reply, http_server
 
 SMALL: Final = "smollm2-135m"
 # A record that keeps its worker, and so its device, until its job is cancelled.
@@ -184,6 +184,11 @@ class Endpoint:
         self.let_go = threading.Event()
         self.lock = threading.Lock()
 
+    def reply(self, body: bytes) -> Reply:
+        """Answer a request."""
+        status, value = self.answer(body)
+        return Reply(status, json.dumps(value).encode())
+
     def answer(self, body: bytes) -> tuple[int, Json]:
         """Answer a request, which is counted by its prompt."""
         request = json.loads(body)
@@ -205,43 +210,11 @@ class Endpoint:
 def endpoint() -> Generator[Endpoint]:
     """Run an endpoint for as long as the block takes."""
     ours = Endpoint()
-
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-
-        def do_GET(self) -> None:
-            models = {"object": "list", "data": [{"id": "local-model", "object": "model"}]}
-            self._send(200 if ours.is_well else 503, models)
-
-        def do_POST(self) -> None:
-            self._send(*ours.answer(self.rfile.read(int(self.headers["Content-Length"]))))
-
-        def _send(self, status: int, value: Json) -> None:
-            body = json.dumps(value).encode()
-            self.send_response(status)
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
-
-        def log_message(self, *_: Any) -> None:
-            """Say nothing."""
-
-    class Server(ThreadingHTTPServer):
-        daemon_threads = True
-
-        def handle_error(self, *_: Any) -> None:
-            """A client that goes away is no error of the test's."""
-
-    with Server(("127.0.0.1", 0), Handler) as server:
-        ours.url = f"http://127.0.0.1:{server.server_port}"
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
+    with http_server(lambda _: Reply(200 if ours.is_well else 503, MODELS), ours.reply) as ours.url:
         try:
             yield ours
         finally:
             ours.let_go.set()
-            server.shutdown()
-            thread.join()
 
 
 def chats(*texts: str, **fields: Any) -> list[Json]:

@@ -16,6 +16,7 @@ import psutil
 from freight.engines.base import ServerCommand
 from freight.engines.client import EngineClient
 from freight.errors import EngineError
+from freight.launchers.local import MARKER
 
 STOP_GRACE_S: Final = 30.0
 _POLL_S: Final = 0.1
@@ -98,6 +99,8 @@ class ModelServer:
         def ended() -> None:
             loop.remove_reader(fd)
             os.close(fd)
+            # The rest of its group, before it is reaped: until then nobody else can have its number.
+            self._signal(signal.SIGKILL)
             process.wait()
             self._exited.set()
 
@@ -167,11 +170,19 @@ class ModelServer:
         return size, int(cpu_s), int(read) >> 20, trouble
 
     def _tree(self) -> list[psutil.Process]:
-        """Return all processes below this one: it starts nothing but the server, and orphans come to it."""
-        return psutil.Process().children(recursive=True)
+        """Return the server's processes: all below this one where it is a worker's own, to which orphans come."""
+        assert self._process is not None
+        try:
+            root = psutil.Process() if MARKER in os.environ else psutil.Process(self._process.pid)
+            return root.children(recursive=True)
+        except psutil.Error:
+            return []
 
     async def stop(self, grace_s: float = STOP_GRACE_S) -> None:
-        """End the server and all that it started: SIGTERM, `grace_s`, then SIGKILL. Returns when all are gone."""
+        """End the server and all that it started: SIGTERM, `grace_s`, then SIGKILL. Returns when all are gone.
+
+        One that has ended has no group any more: its number may be another's.
+        """
         if self._process is None:
             return
         tree = self._tree()
@@ -182,7 +193,6 @@ class ModelServer:
                     await self._exited.wait()
             except TimeoutError:
                 self._signal(signal.SIGKILL)
-        self._signal(signal.SIGKILL)
         await self._exited.wait()
         for process in tree:
             try:

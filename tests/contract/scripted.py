@@ -5,19 +5,8 @@ import threading
 import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
 
-
-@dataclass(frozen=True)
-class Reply:
-    """One answer."""
-
-    status: int = 200
-    body: bytes = b'{"choices":[{"index":0,"message":{"role":"assistant","content":"ok"},"finish_reason":"stop"}]}'
-    headers: dict[str, str] = field(default_factory=dict[str, str])
-
+from tests.httpserver import MODELS, Reply, http_server
 
 OK = Reply()
 
@@ -49,38 +38,8 @@ def scripted(answer: Callable[[str, int], Reply]) -> Generator[Scripted]:
     """Run a server for as long as the block takes."""
     script = Scripted(answer)
 
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
+    def get(path: str) -> Reply:
+        return Reply(script.health() if path == "/health" else 200, MODELS)
 
-        def do_GET(self) -> None:
-            models = {"object": "list", "data": [{"id": "local-model", "object": "model"}]}
-            self._send(Reply(script.health() if self.path == "/health" else 200, json.dumps(models).encode()))
-
-        def do_POST(self) -> None:
-            self._send(script.take(self.rfile.read(int(self.headers["Content-Length"]))))
-
-        def _send(self, reply: Reply) -> None:
-            self.send_response(reply.status)
-            for name, value in {"Content-Length": str(len(reply.body)), **reply.headers}.items():
-                self.send_header(name, value)
-            self.end_headers()
-            self.wfile.write(reply.body)
-
-        def log_message(self, *_: Any) -> None:
-            """Say nothing."""
-
-    class Server(ThreadingHTTPServer):
-        daemon_threads = True
-
-        def handle_error(self, *_: Any) -> None:
-            """A client that goes away is no error of the test's."""
-
-    with Server(("127.0.0.1", 0), Handler) as server:
-        script.url = f"http://127.0.0.1:{server.server_port}"
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
-        thread.start()
-        try:
-            yield script
-        finally:
-            server.shutdown()
-            thread.join()
+    with http_server(get, script.take) as script.url:
+        yield script

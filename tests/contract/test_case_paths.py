@@ -23,9 +23,8 @@ def good(box: Box, output: str = "out.jsonl") -> bool:
     return [line["custom_id"] for line in results] == ["good-1", "good-2", "good-3"] and not any(map(code, results))
 
 
-@pytest.mark.parametrize("number", [pytest.param(70, id="case-70")])
-@side_by_side
-def test_input_that_cannot_be_read_is_refused_at_once(number: int, box: Box) -> None:
+def unreadable_inputs(box: Box) -> list[str]:
+    """Put into a box what is no file that can be read, and return the paths of such."""
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(box.folder / "a.socket"))
     (box.folder / "dangling").symlink_to("nothing")
@@ -34,7 +33,13 @@ def test_input_that_cannot_be_read_is_refused_at_once(number: int, box: Box) -> 
     unreadable.chmod(0)
     # The superuser may read everything.
     locked = [] if os.access(unreadable, os.R_OK) else ["locked.jsonl"]
-    for name in ["nope.jsonl", str(box.folder), "dangling", "a.socket", *locked]:
+    return ["nope.jsonl", str(box.folder), "dangling", "a.socket", *locked]
+
+
+@pytest.mark.parametrize("number", [pytest.param(70, id="case-70")])
+@side_by_side
+def test_input_that_cannot_be_read_is_refused_at_once(number: int, box: Box) -> None:
+    for name in unreadable_inputs(box):
         done = box.freight("run", name, "-o", "out.jsonl", "--model", NOWHERE)
         check_refused(box, done, "out.jsonl")
         assert name in done.stderr

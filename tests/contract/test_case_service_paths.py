@@ -2,7 +2,6 @@
 
 import os
 import shutil
-import socket
 from pathlib import Path
 from typing import Final
 
@@ -13,6 +12,7 @@ from freight.core.job import State
 from freight.errors import UserError
 from tests.contract.scenario import side_by_side
 from tests.contract.served import held24, lines_of
+from tests.contract.test_case_paths import unreadable_inputs
 from tests.contract.test_case_stopping import cancel24, recorded
 from tests.harness import CASES, Box, Finished, code, engine_command, finish, model_toml, wait_until
 from tests.service import Endpoint, ServiceBox, endpoint, service_box
@@ -47,15 +47,7 @@ def written(box: Box, path: str) -> bool:
 def test_input_that_cannot_be_read_is_refused_before_any_service_starts(number: int, tmp_path: Path) -> None:
     box = ServiceBox(tmp_path / "box")
     box.configure("")
-    with socket.socket(socket.AF_UNIX) as listener:
-        listener.bind(str(box.folder / "a.socket"))
-    (box.folder / "dangling").symlink_to("nothing")
-    unreadable = box.folder / "locked.jsonl"
-    shutil.copy(GOOD, unreadable)
-    unreadable.chmod(0)
-    # The superuser may read everything.
-    locked = [] if os.access(unreadable, os.R_OK) else ["locked.jsonl"]
-    for name in ["nope.jsonl", str(box.folder), "dangling", "a.socket", *locked]:
+    for name in unreadable_inputs(box):
         refused(box.batch("submit", name, "--model", "http://127.0.0.1:9"), name)
     assert not box.processes()
     assert not box.data.exists()

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from freight.core.view import JobStatus
 from tests.faults.runs import check_complete, records
 from tests.faults.services import Served, refused
 from tests.faults.small_disk import SmallDisk, small_disk
@@ -76,15 +77,21 @@ def suspended(service: Served, name: str = "job") -> None:
     assert "no space left" in status.reason, status
 
 
+def suspended_at_work(service: Served, disk: SmallDisk, slow: Engine) -> JobStatus:
+    """Fill the disk under a job of COUNT records that is at work, and wait until it is SUSPENDED."""
+    service.write("in.jsonl", records(COUNT))
+    job = service.submit("in.jsonl", "job", slow.url, concurrency=8)
+    wait_until(lambda: slow.counts()["answered"] >= 40, "it is at work")
+    disk.fill()
+    suspended(service)
+    return job
+
+
 @together
 def test_disk_that_fills_up_in_a_job_suspends_it_until_there_is_room(
     service: Served, disk: SmallDisk, slow: Engine
 ) -> None:
-    service.write("in.jsonl", records(COUNT))
-    service.submit("in.jsonl", "job", slow.url, concurrency=8)
-    wait_until(lambda: slow.counts()["answered"] >= 40, "it is at work")
-    disk.fill()
-    suspended(service)
+    suspended_at_work(service, disk, slow)
     shown = service.freight("batch", "status", "job")
     assert shown.status == 0, shown
     assert "no space left" in shown.stdout
@@ -97,11 +104,7 @@ def test_disk_that_fills_up_in_a_job_suspends_it_until_there_is_room(
 def test_service_killed_on_a_full_disk_goes_on_once_there_is_room(
     service: Served, disk: SmallDisk, slow: Engine
 ) -> None:
-    service.write("in.jsonl", records(COUNT))
-    job = service.submit("in.jsonl", "job", slow.url, concurrency=8)
-    wait_until(lambda: slow.counts()["answered"] >= 40, "it is at work")
-    disk.fill()
-    suspended(service)
+    job = suspended_at_work(service, disk, slow)
     service.kill()
     disk.free()
     assert service.committed(job.id)
@@ -115,11 +118,7 @@ def test_service_killed_on_a_full_disk_goes_on_once_there_is_room(
 def test_stop_on_a_full_disk_ends_soon_and_the_next_service_goes_on(
     service: Served, disk: SmallDisk, slow: Engine
 ) -> None:
-    service.write("in.jsonl", records(COUNT))
-    service.submit("in.jsonl", "job", slow.url, concurrency=8)
-    wait_until(lambda: slow.counts()["answered"] >= 40, "it is at work")
-    disk.fill()
-    suspended(service)
+    suspended_at_work(service, disk, slow)
     stopped = service.freight("stop", timeout=20)
     assert stopped.status == 0, stopped
     service.nothing_left()

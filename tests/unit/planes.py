@@ -16,9 +16,10 @@ from freight.control.dispatcher import Dispatcher
 from freight.control.inputs import InputFile
 from freight.control.intake import Index, Limits, scan
 from freight.control.jobrun import EngineLimits, JobOptions, JobRun
+from freight.control.plane import ControlPlane
 from freight.core.answer import Answer, Line, answer_line
-from freight.core.job import Event
-from freight.core.messages import PROTOCOL, Orders, Phase, Report
+from freight.core.job import Event, State
+from freight.core.messages import PROTOCOL, Order, Orders, Phase, Report
 from freight.core.model import EngineName, ModelEntry, ModelSpec
 from freight.core.record import Rules
 from freight.launchers.base import WorkerPlace
@@ -133,6 +134,63 @@ class Hand:
             while len(self.places) < number:  # noqa: ASYNC110 - it is polled, as the harness does with processes.
                 await asyncio.sleep(0.01)
         return self.places[number - 1].worker
+
+
+class Played:
+    """The workers of one control plane, `plane`, which the test plays by `hand`."""
+
+    plane: ControlPlane
+
+    def __init__(self) -> None:
+        self.hand = Hand()
+        self.numbers: dict[str, int] = {}
+
+    def id_of(self, name: str) -> str:
+        """Return the id of a job."""
+        raise NotImplementedError
+
+    def state(self, name: str) -> State:
+        """Return the state of a job as the disk has it."""
+        raise NotImplementedError
+
+    async def until(self, condition: Callable[[], object]) -> None:
+        while not condition():  # noqa: ASYNC110 - it is polled, as the harness does with processes.
+            await asyncio.sleep(0.005)
+
+    async def say(self, worker: str, job: str = "", **fields: Any) -> Orders:
+        """Let a worker report that it serves a job."""
+        self.numbers[worker] = number = self.numbers.get(worker, 0) + 1
+        phase = fields.pop("phase", Phase.READY)
+        plane = fields.pop("plane", self.plane.id)
+        report = Report(PROTOCOL, worker, number, phase, job=self.id_of(job) if job else "", plane=plane, **fields)
+        return await self.hand.say(report)
+
+    async def until_told(self, worker: str, order: Order, job: str = "", **fields: Any) -> None:
+        """Let a worker report until it gets an order."""
+        while (await self.say(worker, job, **fields)).order is not order:  # noqa: ASYNC110
+            await asyncio.sleep(0.005)
+
+    async def started(self, number: int) -> str:
+        """Return the `number`th worker, once the control plane knows it."""
+        worker = await self.hand.next_worker(number)
+        await self.until(lambda: worker in self.plane.roster.workers)
+        return worker
+
+    async def serving(self, name: str, number: int = 1) -> str:
+        """Return the `number`th worker, which is ready and serves a job."""
+        worker = await self.started(number)
+        orders = await self.say(worker)
+        assert orders.setup is not None and orders.setup.job == self.id_of(name)
+        await self.say(worker, name)
+        return worker
+
+    async def finish(self, worker: str, name: str) -> Orders:
+        """Let a worker do all of a job; return the last orders."""
+        await self.until(lambda: self.state(name) is State.RUNNING)
+        left = list(range(COUNT))
+        orders = await self.say(worker, name, want=COUNT)
+        assert sorted(lease.index for lease in orders.leases) == left
+        return await self.say(worker, name, done=done(*left))
 
 
 def job_of(parts: Parts, folder: Path) -> JobRun:

@@ -3,7 +3,7 @@
 import asyncio
 import tempfile
 from collections.abc import AsyncGenerator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -74,7 +74,12 @@ def setup(folder: Path, job: str = "a", *options: str) -> Setup:
 
 
 def servers() -> list[psutil.Process]:
-    return [child for child in psutil.Process().children() if "bench.simengine" in child.cmdline()]
+    found: list[psutil.Process] = []
+    for child in psutil.Process().children():
+        with suppress(psutil.Error):  # What orphans of other tests came here, and have ended.
+            if "bench.simengine" in child.cmdline():
+                found.append(child)
+    return found
 
 
 class Stage:

@@ -6,7 +6,6 @@ import time
 from collections.abc import Awaitable, Callable, Generator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -23,30 +22,27 @@ from freight.control.plane import ControlPlane, Policy
 from freight.control.waiting import WaitingJob
 from freight.control.workerrun import WorkerRun
 from freight.core.job import FINAL, Event, State, Totals
-from freight.core.messages import PROTOCOL, Order, Orders, Phase, Report, Returned
+from freight.core.messages import Order, Phase, Returned
 from freight.core.model import EngineName, ModelEntry, ModelSpec
 from freight.core.record import Rules
 from freight.store.catalog import Catalog
 from freight.store.database import Sharing
 from freight.store.folder import FolderLock, Locking
 from freight.store.results import Results
-from tests.unit.planes import COUNT, Hand, done
+from tests.unit.planes import COUNT, Played, done
 
 URL = "http://127.0.0.1:9"
 PATIENCE_S = 8
 
 
-@dataclass
-class House:
-    """A shared control plane on real databases; the test plays its workers."""
+class House(Played):
+    """A shared control plane on real databases."""
 
-    folder: Path
-    keep_warm_s: float
-    hand: Hand = field(default_factory=Hand)
-    numbers: dict[str, int] = field(default_factory=dict[str, int])
-    ended: dict[str, JobRun] = field(default_factory=dict[str, JobRun])
-
-    def __post_init__(self) -> None:
+    def __init__(self, folder: Path, keep_warm_s: float) -> None:
+        super().__init__()
+        self.folder = folder
+        self.keep_warm_s = keep_warm_s
+        self.ended: dict[str, JobRun] = {}
         self.catalog = Catalog(self.folder / "catalog.db", Locking.LOCAL, Sharing.WRITER)
         self.writer, self.reader = ThreadPoolExecutor(1), ThreadPoolExecutor(1)
         self.lock = FolderLock(self.folder)
@@ -112,6 +108,9 @@ class House:
         job = self.plane.roster.workers[worker].job
         return job.row.id if job else None
 
+    def id_of(self, name: str) -> str:
+        return f"id-{name}"
+
     def state(self, name: str) -> State:
         return self.catalog.get(f"id-{name}").state
 
@@ -141,45 +140,6 @@ class House:
                 await serving
 
         asyncio.run(play())
-
-    async def until(self, condition: Callable[[], object]) -> None:
-        while not condition():  # noqa: ASYNC110 - it is polled, as the harness does with processes.
-            await asyncio.sleep(0.005)
-
-    async def say(self, worker: str, job: str = "", **fields: Any) -> Orders:
-        """Let a worker report that it serves a job."""
-        self.numbers[worker] = number = self.numbers.get(worker, 0) + 1
-        phase = fields.pop("phase", Phase.READY)
-        plane = fields.pop("plane", self.plane.id)
-        report = Report(PROTOCOL, worker, number, phase, job=f"id-{job}" if job else "", plane=plane, **fields)
-        return await self.hand.say(report)
-
-    async def until_told(self, worker: str, order: Order, job: str = "", **fields: Any) -> None:
-        """Let a worker report until it gets an order."""
-        while (await self.say(worker, job, **fields)).order is not order:  # noqa: ASYNC110
-            await asyncio.sleep(0.005)
-
-    async def started(self, number: int) -> str:
-        """Return the `number`th worker, once the control plane knows it."""
-        worker = await self.hand.next_worker(number)
-        await self.until(lambda: worker in self.plane.roster.workers)
-        return worker
-
-    async def serving(self, name: str, number: int = 1) -> str:
-        """Return the `number`th worker, which is ready and serves a job."""
-        worker = await self.started(number)
-        orders = await self.say(worker)
-        assert orders.setup is not None and orders.setup.job == f"id-{name}"
-        await self.say(worker, name)
-        return worker
-
-    async def finish(self, worker: str, name: str) -> Orders:
-        """Let a worker do all of a job; return the last orders."""
-        await self.until(lambda: self.state(name) is State.RUNNING)
-        left = list(range(COUNT))
-        orders = await self.say(worker, name, want=COUNT)
-        assert sorted(lease.index for lease in orders.leases) == left
-        return await self.say(worker, name, done=done(*left))
 
 
 @pytest.fixture
