@@ -8,10 +8,9 @@ from typing import Final
 
 from freight.config import data_folder
 from freight.errors import UserError, refusing
+from freight.store.sockets import MOST_SOCKET_PATH
 
 SOCKET: Final = Path("run", "api.sock")
-# The kernel takes so many bytes of a socket's path.
-MOST_SOCKET_PATH: Final = 107
 _UNIX: Final = "unix://"
 
 

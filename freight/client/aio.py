@@ -16,7 +16,6 @@ from freight.client.outgoing import Input, Source, outgoing, pieces, size_of
 from freight.client.saving import Saving
 from freight.client.streams import AsyncResultStream, AsyncStream
 from freight.client.transport import limits, settings, speaking, tls, unreachable
-from freight.core.job import FINAL
 from freight.core.view import JobRequest, JobStatus, JobSummary, ServerInfo, Submitted, Upload, WorkerStatus
 from freight.errors import FreightError, NoServer
 
@@ -108,21 +107,14 @@ class AsyncClient:
         on_status: Callable[[JobStatus], None] | None = None,
     ) -> JobStatus:
         """Return the job once it is in a final state; raise TimeoutError after `timeout` seconds."""
-        loop = asyncio.get_running_loop()
-        until = None if timeout is None else loop.time() + timeout
-        pauses = calls.pauses()
+        patience = calls.Patience(timeout)
         status = await self.job(name)
         while True:
             if on_status is not None:
                 on_status(status)
-            if status.state in FINAL:
+            pause = patience.pause_after(status)
+            if pause is None:
                 return status
-            pause = next(pauses)
-            if until is not None and timeout is not None:
-                left = until - loop.time()
-                if left <= 0:
-                    raise calls.waited_too_long(status, timeout)
-                pause = min(pause, left)
             await asyncio.sleep(pause)
             status = await self.job(status.id)  # The name may have gone to another job by now.
 

@@ -2,6 +2,7 @@
 
 import os
 import re
+import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,6 +12,7 @@ from urllib.parse import quote
 import msgspec
 
 from freight.client.address import Address
+from freight.core.job import FINAL
 from freight.core.view import (
     IDEMPOTENCY_HEADER,
     ErrorReply,
@@ -238,6 +240,26 @@ def pauses() -> Iterator[float]:
         pause = min(1.0, pause * 1.25)
 
 
-def waited_too_long(status: JobStatus, timeout: float) -> TimeoutError:
-    """Return the error of a wait that ran out; the job goes on."""
-    return TimeoutError(f"job {status.name} is {status.state} after {timeout:g} s ({status.done} records done)")
+class Patience:
+    """How long to wait between looks at a job, and in all (`timeout` seconds, None for ever)."""
+
+    def __init__(self, timeout: float | None) -> None:
+        self._timeout = timeout
+        self._until = None if timeout is None else time.monotonic() + timeout
+        self._pauses = pauses()
+
+    def pause_after(self, status: JobStatus) -> float | None:
+        """Return the seconds to wait after this look; None when the job has ended.
+
+        Raises TimeoutError when the time is up; the job goes on.
+        """
+        if status.state in FINAL:
+            return None
+        pause = next(self._pauses)
+        if self._until is None or self._timeout is None:
+            return pause
+        left = self._until - time.monotonic()
+        if left <= 0:
+            words = f"job {status.name} is {status.state} after {self._timeout:g} s ({status.done} records done)"
+            raise TimeoutError(words)
+        return min(pause, left)

@@ -1,6 +1,5 @@
 """A file that appears whole or not at all: written aside in its own folder, put on disk, and only then renamed."""
 
-import errno
 import os
 import secrets
 from contextlib import suppress
@@ -9,6 +8,7 @@ from types import TracebackType
 from typing import BinaryIO, Self
 
 from freight.errors import FreightError, OperationError, UserError, refusing
+from freight.store.files import rename_new, sync_folder
 
 
 def writable_path(path: str | os.PathLike[str], force: bool) -> Path:
@@ -80,8 +80,11 @@ class Saving:
         if self._force:
             self._aside.replace(self._target)
         else:
-            _rename_new(self._aside, self._target, self._shown)
-        _sync_folder(self._target.parent)
+            try:
+                rename_new(self._aside, self._target)
+            except FileExistsError:
+                raise _in_the_way(self._shown) from None
+        sync_folder(self._target.parent)
 
     def _drop(self) -> None:
         if self._file is not None:
@@ -94,28 +97,3 @@ class Saving:
             f"cannot write {self._shown}: {error.strerror or error}; nothing was written",
             "make room, or choose another",
         )
-
-
-def _rename_new(aside: Path, target: Path, shown: str) -> None:
-    """Rename without ever replacing: by a hard link, which fails where the name is taken."""
-    try:
-        os.link(aside, target)
-    except FileExistsError:
-        raise _in_the_way(shown) from None
-    except OSError as error:
-        if error.errno not in (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EINVAL):
-            raise
-        if os.path.lexists(target):
-            raise _in_the_way(shown) from None
-        aside.rename(target)
-
-
-def _sync_folder(folder: Path) -> None:
-    try:
-        fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    except PermissionError:
-        return  # A folder that may be written to and not read: the file is there all the same.
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)

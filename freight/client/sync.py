@@ -16,7 +16,6 @@ from freight.client.outgoing import Input, Source, outgoing, pieces, size_of
 from freight.client.saving import Saving
 from freight.client.streams import ResultStream, Stream
 from freight.client.transport import limits, settings, speaking, tls, unreachable
-from freight.core.job import FINAL
 from freight.core.view import JobRequest, JobStatus, JobSummary, ServerInfo, Submitted, Upload, WorkerStatus
 from freight.errors import FreightError, NoServer
 
@@ -132,20 +131,14 @@ class Client:
         `timeout` is in seconds; a TimeoutError is raised when it runs out, and the job goes on. `on_status` is
         called with what each look at the job shows.
         """
-        until = None if timeout is None else time.monotonic() + timeout
-        pauses = calls.pauses()
+        patience = calls.Patience(timeout)
         status = self.job(name)
         while True:
             if on_status is not None:
                 on_status(status)
-            if status.state in FINAL:
+            pause = patience.pause_after(status)
+            if pause is None:
                 return status
-            pause = next(pauses)
-            if until is not None and timeout is not None:
-                left = until - time.monotonic()
-                if left <= 0:
-                    raise calls.waited_too_long(status, timeout)
-                pause = min(pause, left)
             time.sleep(pause)
             status = self.job(status.id)  # The name may have gone to another job by now.
 

@@ -1,6 +1,5 @@
 """The results file: written aside, whole, in input order, and only then put in its place."""
 
-import errno
 import hashlib
 import os
 from collections.abc import Callable, Iterator
@@ -13,6 +12,7 @@ import msgspec
 from freight.core.answer import error_line
 from freight.errors import OperationError
 from freight.store.database import StorageFull, is_full
+from freight.store.files import rename_new, sync_folder
 from freight.store.results import Results
 
 _BUFFER: Final = 1 << 20
@@ -119,8 +119,8 @@ def put_in_place(aside: Path, output: Path, replace: bool) -> None:
         if replace:
             aside.replace(output)
         else:
-            _rename_new(aside, output)
-        _sync_folder(output.parent)
+            rename_new(aside, output)
+        sync_folder(output.parent)
     except FileExistsError:
         raise OperationError(
             f"{output} came into being during the run and is not Freight's; all answers are kept",
@@ -131,33 +131,6 @@ def put_in_place(aside: Path, output: Path, replace: bool) -> None:
             f"cannot write {output}: {error.strerror}; all answers are kept",
             "run the same command again once it can be",
         ) from error
-
-
-def _rename_new(aside: Path, output: Path) -> None:
-    """Rename without ever replacing: by a hard link, which fails where the name is taken."""
-    try:
-        os.link(aside, output)
-    except FileExistsError:
-        raise
-    except OSError as error:
-        if error.errno not in (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EINVAL):
-            raise
-        if os.path.lexists(output):
-            raise FileExistsError(output) from None
-        aside.rename(output)
-        return
-    aside.unlink()
-
-
-def _sync_folder(folder: Path) -> None:
-    try:
-        fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    except PermissionError:
-        return  # A folder that may be written to and not read: the file is there all the same.
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
 
 
 def _sha256(path: Path) -> str:

@@ -31,6 +31,7 @@ from freight.core.view import JobRequest
 from freight.errors import Conflict, FreightError, Interrupted, OperationError, UserError, refusing
 from freight.store.catalog import JobRow
 from freight.store.database import Sharing, StorageFull, is_full
+from freight.store.files import sync_folder
 
 log = logging.getLogger("freight.service")
 
@@ -198,10 +199,8 @@ class Submission:
             raise UserError("the upload was used by another job", "send the input again; one upload makes one job")
         target.parent.mkdir(mode=0o700)
         upload.rename(target)
-        for folder in (target.parent, target.parent.parent):
-            fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-            os.fsync(fd)
-            os.close(fd)
+        sync_folder(target.parent)
+        sync_folder(target.parent.parent)
 
     def read(self, row: JobRow, again: bool = False) -> Checking:
         """Begin to read the input of a job that is in VALIDATING; `again`: nobody waits for it any more."""

@@ -63,8 +63,9 @@ def test_service_that_is_stopped_in_an_upload_ends_soon_and_the_client_says_so(s
 @together
 def test_input_that_changes_during_its_upload_makes_no_job(service: Served, change: str) -> None:
     service.serve()
-    # More than the sockets' buffers hold, so that it is still being sent while the service stands still.
-    path = service.write("in.jsonl", [*records(30), *[b" " * 9_999] * 2000])
+    # Much more than can be sent before the service stands still.
+    path = service.write("in.jsonl", records(30))
+    os.truncate(path, 300_000_000)
     submitting = service.start("batch", "submit", "in.jsonl", "--model", NOWHERE)
     wait_until(lambda: service.uploads() or submitting.poll() is not None, "it is being sent")
     os.kill(service.server.pid, signal.SIGSTOP)
