@@ -67,6 +67,48 @@ def _complete_model(ctx: click.Context, param: click.Parameter, incomplete: str)
     return found or [CompletionItem(incomplete, type="file")]
 
 
+def job_options(workers: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Give a command the options of how a job is to be run; `workers` says what their number is by default."""
+    options = (
+        click.option(
+            "--workers",
+            type=click.IntRange(min=1),
+            metavar="N",
+            help=f"Model instances that share the records. [default: {workers}]",
+        ),
+        click.option(
+            "--gpus", type=click.IntRange(min=0), metavar="N", help="GPUs per worker, for a model too big for one."
+        ),
+        click.option(
+            "--timeout", type=Duration(), metavar="D", help="Stop after this much running time. [default: none]"
+        ),
+        click.option(
+            "--record-timeout",
+            type=Duration(),
+            metavar="D",
+            help="Give up a record after this. [default: none; 1h on endpoints]",
+        ),
+        click.option(
+            "--concurrency",
+            type=Concurrency(),
+            default="auto",
+            metavar="N|auto",
+            help="Requests in flight per worker. [default: auto]",
+        ),
+        click.option("--strict", is_flag=True, help="Refuse the whole file if any line is bad."),
+        click.option(
+            "--ignore-record-model", is_flag=True, help="Run every record on this model, whatever its own says."
+        ),
+    )
+
+    def decorate(command: Callable[P, R]) -> Callable[P, R]:
+        for option in reversed(options):
+            command = option(command)
+        return command
+
+    return decorate
+
+
 def service_options(starts: bool = False) -> Callable[[Callable[..., R]], Callable[..., R]]:
     """Give a command --server, and with `starts` --no-start; it is called with the `service` that they mean."""
 

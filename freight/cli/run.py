@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from freight.cli.parameters import Concurrency, Duration
+from freight.cli.parameters import job_options, model_option
 from freight.cli.settings import settings
 from freight.errors import UserError
 
@@ -16,30 +16,8 @@ from freight.errors import UserError
 @click.command()
 @click.argument("file")
 @click.option("-o", "--output", required=True, metavar="OUT", help="The results file. It appears whole, at the end.")
-@click.option("--model", metavar="M", help="A registered model, a .gguf file, or the URL of a server that runs.")
-@click.option(
-    "--workers",
-    type=click.IntRange(min=1),
-    metavar="N",
-    help="Model instances that share the records. [default: one per device]",
-)
-@click.option("--gpus", type=click.IntRange(min=0), metavar="N", help="GPUs per worker, for a model too big for one.")
-@click.option("--timeout", type=Duration(), metavar="D", help="Stop after this much running time. [default: none]")
-@click.option(
-    "--record-timeout",
-    type=Duration(),
-    metavar="D",
-    help="Give up a record after this. [default: none; 1h on endpoints]",
-)
-@click.option(
-    "--concurrency",
-    type=Concurrency(),
-    default="auto",
-    metavar="N|auto",
-    help="Requests in flight per worker. [default: auto]",
-)
-@click.option("--strict", is_flag=True, help="Refuse the whole file if any line is bad.")
-@click.option("--ignore-record-model", is_flag=True, help="Run every record on this model, whatever its own says.")
+@model_option("A registered model, a .gguf file, or the URL of a server that runs.")
+@job_options(workers="one per device")
 @click.option("--fresh", is_flag=True, help="Forget the state of an earlier run and start over.")
 @click.option("--force", is_flag=True, help="Replace an output that Freight did not write.")
 @click.option("--retry-errors", is_flag=True, help="Run again the records that ended in an error.")

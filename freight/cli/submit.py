@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from freight.cli.parameters import Concurrency, Duration, json_option, model_option, service_options
+from freight.cli.parameters import job_options, json_option, model_option, service_options
 from freight.cli.service import Service
 from freight.cli.text import counted
 from freight.client.calls import NAME_RULE, ConnectionLost, JobOptions, check_key, is_name, job_request
@@ -29,37 +29,8 @@ if TYPE_CHECKING:
     "[default: the first record's, if it is registered, or the default model]"
 )
 @click.option("--name", metavar="N", help="The job's name. [default: a readable one is made]")
-@click.option(
-    "--workers",
-    type=click.IntRange(min=1),
-    default=1,
-    metavar="N",
-    help="Model instances that share the records. [default: 1]",
-)
-@click.option(
-    "--gpus",
-    type=click.IntRange(min=0),
-    default=0,
-    metavar="N",
-    help="GPUs per worker, for a model too big for one. [default: as its model says]",
-)
 @click.option("--pool", default="local", metavar="P", help="Where its workers run. [default: local]")
-@click.option("--timeout", type=Duration(), metavar="D", help="Stop after this much running time. [default: none]")
-@click.option(
-    "--record-timeout",
-    type=Duration(),
-    metavar="D",
-    help="Give up a record after this. [default: none; 1h on endpoints]",
-)
-@click.option(
-    "--concurrency",
-    type=Concurrency(),
-    default="auto",
-    metavar="N|auto",
-    help="Requests in flight per worker. [default: auto]",
-)
-@click.option("--strict", is_flag=True, help="Refuse the whole file if any line is bad.")
-@click.option("--ignore-record-model", is_flag=True, help="Run every record on this model, whatever its own says.")
+@job_options(workers="1")
 @click.option("--priority", type=int, default=0, metavar="N", help="Higher goes first in the queue. [default: 0]")
 @click.option(
     "--output", type=click.Path(), metavar="DIR", help="A folder of the service's machine for the results file, too."
@@ -109,6 +80,7 @@ def _check_usage(name: str | None, key: str | None, is_quiet_json: bool, fails_w
 
 def _job_options(options: dict[str, Any]) -> JobOptions:
     given: dict[str, Any] = {key: value for key, value in options.items() if not key.endswith("timeout")}
+    given |= {"workers": options["workers"] or 1, "gpus": options["gpus"] or 0}
     for key in ("timeout", "record_timeout"):
         given[f"{key}_s"] = options[key] or 0.0
     return JobOptions(**given)
