@@ -1,5 +1,6 @@
 """The service's JSON API under /api: what the command line, the dashboard and the Python client share."""
 
+import re
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Annotated, Any, Final
 
@@ -33,6 +34,7 @@ from freight.core.view import (
 from freight.errors import Conflict, FreightError, NoSuchJob, NotAllowed, UserError, WrongState
 from freight.store.database import STORAGE_ERRORS, StorageFull
 
+_PORT: Final = re.compile(r":\d*$")
 _HOSTS: Final = ("freight", "localhost", "127.0.0.1", "[::1]")
 _STATUS: Final[tuple[tuple[type[FreightError], int], ...]] = (
     (Conflict, 409),
@@ -85,7 +87,7 @@ class _OwnersOnly:
         """Answer one request, or refuse it."""
         if scope["type"] == "http":
             headers = Headers(scope=scope)
-            host = headers.get("host", "").rpartition(":")[0] if ":" in headers.get("host", "") else headers.get("host")
+            host = _PORT.sub("", headers.get("host", "")).lower()
             if "origin" in headers or host not in _HOSTS:
                 words = "this API answers programs of its owner, and no web pages"
                 await _error(403, NotAllowed.code, words, f"send Host: {_HOSTS[0]}, and no Origin")(

@@ -50,8 +50,8 @@ MakePlaces = Callable[[JobRun, str], tuple[Path, Path]]
 class Apply:
     """Performs actions on one control plane's jobs.
 
-    A worker without a job stays for
-    `keep_warm_s`. `is_shared`: what breaks one job ends that one alone. `deciding` is held by who calls `do`.
+    A worker without a job stays for `keep_warm_s`. `is_shared`: what breaks one job ends that one alone. `deciding` is
+    held by who calls `do`.
     """
 
     def __init__(
@@ -303,6 +303,9 @@ class Apply:
                 job.start_failed(worker.place(), words, worker.hopeless, time.monotonic())
             if self._is_shared:
                 await asyncio.to_thread(keep_log, job.folder, worker.log, worker.number, True)
+        elif self._is_shared:
+            # What it wrote since its last job is of no job.
+            worker.log.unlink(missing_ok=True)
         shutil.rmtree(worker.folder, ignore_errors=True)
         with suppress(StorageFull):  # The next control plane on this folder finds out for itself.
             await self._write(self._catalog.worker_ended, worker.id, worker.note, time.time())

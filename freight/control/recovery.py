@@ -40,6 +40,9 @@ async def recover(context: Context, shelf: Shelf, submission: Submission, launch
         context.plane.apply.watch(worker)
         if row.job in unfinished:
             adopted.setdefault(row.job or "", []).append(worker)
+    await context.in_thread(
+        context.folder.tidy_logs, {Path(row.log) for row in living.values() if row.id in context.plane.roster.workers}
+    )
     for row in unfinished.values():
         if row.state is State.VALIDATING or row.records is None:
             submission.read(row, again=True)

@@ -121,6 +121,12 @@ class ServiceFolder:
                 shutil.rmtree(entry, ignore_errors=True)
         self.tidy_uploads(old_s, broken=True)
 
+    def tidy_logs(self, living: set[Path]) -> None:
+        """Remove the output of workers that live no more, which is that of no job."""
+        for entry in self.workers.iterdir():
+            if entry not in living:
+                entry.unlink(missing_ok=True)
+
     def tidy_uploads(self, old_s: float, broken: bool = False) -> None:
         """Remove uploads that nobody used in `old_s`, and with `broken` those that broke off."""
         for entry in self.uploads.iterdir():

@@ -206,6 +206,10 @@ def test_warm_worker_ends_when_its_time_is_over(folder: Path) -> None:
 
 
 @side_by_side
+        # What its server wrote while it was idle is of no job, and goes with it.
+        wait_until(lambda: not list((box.data / "workers").iterdir()), "its log is gone")
+
+
 def test_finished_jobs_are_deleted_when_their_retention_is_over(folder: Path) -> None:
     with service_box(folder / "own", 'retention = "1s"\n') as box, endpoint() as end:
         assert box.freight("serve", "--background").status == 0

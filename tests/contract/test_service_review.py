@@ -68,7 +68,7 @@ def test_requests_of_web_pages_are_refused(service: ServiceBox, headers: dict[st
     assert ask(service, "GET", "/api/version").status_code == 200
 
 
-@pytest.mark.parametrize("host", ["freight", "localhost", "localhost:8400", "127.0.0.1:8400", "[::1]:8400"])
+@pytest.mark.parametrize("host", ["freight", "LOCALHOST", "localhost:8400", "127.0.0.1:8400", "[::1]:8400", "[::1]"])
 def test_requests_of_programs_of_the_same_machine_are_answered(service: ServiceBox, host: str) -> None:
     assert ask(service, "GET", "/api/jobs", headers={"Host": host}).status_code == 200
 

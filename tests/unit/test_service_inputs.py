@@ -3,7 +3,7 @@
 import asyncio
 import threading
 import time
-from types import SimpleNamespace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -86,12 +86,12 @@ def test_job_cancelled_while_its_input_is_checked_ends_so_at_the_next_start(
 def test_input_that_cannot_be_moved_into_its_job_is_an_error_in_words_and_leaves_no_job(
     office: Office, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(*_: Any) -> int:
+    def refuse(_: Path) -> None:
         raise OSError(24, "Too many open files")
 
     async def scenario() -> None:
         with monkeypatch.context() as patch:
-            patch.setattr(submission, "os", SimpleNamespace(open=refuse, O_RDONLY=0, O_DIRECTORY=0))
+            patch.setattr(submission, "sync_folder", refuse)
             with pytest.raises(OperationError, match="the job cannot be kept: Too many open files"):
                 await office.submit("a")
         assert list((office.data / "batch").iterdir()) == []
