@@ -203,13 +203,11 @@ def test_warm_worker_ends_when_its_time_is_over(folder: Path) -> None:
         box.ended("one")
         assert box.workers()
         wait_until(lambda: not box.workers() and not box.simengines(), "it has ended")
-
-
-@side_by_side
         # What its server wrote while it was idle is of no job, and goes with it.
         wait_until(lambda: not list((box.data / "workers").iterdir()), "its log is gone")
 
 
+@side_by_side
 def test_finished_jobs_are_deleted_when_their_retention_is_over(folder: Path) -> None:
     with service_box(folder / "own", 'retention = "1s"\n') as box, endpoint() as end:
         assert box.freight("serve", "--background").status == 0
