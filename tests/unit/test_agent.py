@@ -73,11 +73,12 @@ def setup(folder: Path, job: str = "a", *options: str) -> Setup:
     return Setup(job, model, "", [Endpoint.CHAT], 4, 0.0, 60.0, 60.0, 60.0)
 
 
-def servers() -> list[psutil.Process]:
+def servers(folder: Path) -> list[psutil.Process]:
+    """Return the model servers that run with this test's folder: those of other tests are no concern of it."""
     found: list[psutil.Process] = []
     for child in psutil.Process().children():
         with suppress(psutil.Error):  # What orphans of other tests came here, and have ended.
-            if "bench.simengine" in child.cmdline():
+            if str(folder) in " ".join(child.cmdline()):
                 found.append(child)
     return found
 
@@ -85,8 +86,9 @@ def servers() -> list[psutil.Process]:
 class Stage:
     """A worker, and the control plane that it talks to."""
 
-    def __init__(self, folder: Path, script: Script, orphan_s: float) -> None:
+    def __init__(self, folder: Path, work: Path, script: Script, orphan_s: float) -> None:
         self.script = script
+        self.work = work
         self.socket = folder / "control.sock"
         self.agent = Agent(str(self.socket), "w", folder, folder / "log", (), orphan_s)
         self.running: asyncio.Task[None] | None = None
@@ -105,13 +107,13 @@ class Stage:
         assert self.running is not None
         async with asyncio.timeout(PATIENCE_S):
             await self.running
-        assert servers() == []
+        assert servers(self.work) == []
 
 
 @asynccontextmanager
 async def staged(tmp_path: Path, *options: str, orphan_s: float = 60.0) -> AsyncGenerator[Stage]:
     with tempfile.TemporaryDirectory(prefix="fr") as folder:
-        stage = Stage(Path(folder), Script(setup(tmp_path, "a", *options)), orphan_s)
+        stage = Stage(Path(folder), tmp_path, Script(setup(tmp_path, "a", *options)), orphan_s)
         try:
             await stage.begin()
             yield stage
@@ -194,7 +196,7 @@ def test_a_released_worker_hands_everything_in_and_serves_another_job_by_the_sam
             script = stage.script
             script.leases = [lease(0), lease(1, "STUB:sleep=600")]
             await script.hears(lambda report: report.in_flight == 1 and any(r.done for r in script.reports))
-            [server] = servers()
+            [server] = servers(tmp_path)
             script.setup, script.order = None, Order.RELEASE
             last = await script.hears(lambda report: report.phase is Phase.IDLE)
             assert (last.job, last.returned) == ("a", [Returned(1, 0)])
@@ -207,7 +209,7 @@ def test_a_released_worker_hands_everything_in_and_serves_another_job_by_the_sam
             assert ready.phase is Phase.READY
             done = await script.hears(lambda report: report.done, since)
             assert (done.job, [line.index for line in done.done]) == ("b", [7])
-            assert servers() == [server]
+            assert servers(tmp_path) == [server]
             # It never said that it loads again.
             assert {report.phase for report in script.reports[since:]} <= {Phase.IDLE, Phase.READY}
 
