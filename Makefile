@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: install demo test lint check bench clean
+.PHONY: install demo test vllm lint check bench clean
 
 install: $(VENV)/.installed
 
@@ -21,8 +21,12 @@ demo: install
 	@$(BIN)/freight run examples/mixed.jsonl -o build/answers.jsonl
 	@$(BIN)/python examples/show.py build/answers.jsonl
 
-test: install
+test: install vllm
 	@$(BIN)/python -W error -m pytest
+
+# A real vLLM for the CPU, and a checkpoint that it serves.
+vllm: install
+	@$(BIN)/python tests/vllm/install build/vllm build/checkpoint
 
 lint: install
 	@$(BIN)/ruff check .
@@ -35,6 +39,7 @@ bench: install
 	@$(BIN)/python -m bench.scale --records 150000
 	@$(BIN)/python -m bench.scale --records 1000000
 	@$(BIN)/python -m bench.service
+	@$(BIN)/python -m bench.workers
 
 clean:
 	rm -rf $(VENV) build *.egg-info

@@ -47,7 +47,7 @@ STATES = {
     State.CANCELLING: "cancel was asked for; requests are still ending",
     State.CANCELLED: "cancelled, and its devices are free",
     State.TIMED_OUT: "its time ran out; answers so far are kept",
-    State.SUSPENDED: "cannot go on now (disk full, no server answers); goes on by itself",
+    State.SUSPENDED: "cannot go on now (disk full, no server answers): goes on by itself, or frees its devices to fail",
 }
 
 

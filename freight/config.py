@@ -8,7 +8,7 @@ import os
 import re
 import tomllib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, TypeVar, cast
 
@@ -122,6 +122,8 @@ SETTINGS: Final = (
     Setting("engines.start_timeout", 7200.0, _period, "a model server that is not ready after this is given up"),
     Setting("engines.stall", 300.0, _period, "a model server that makes no token for this long is restarted"),
     Setting("engines.suspend_after", 900.0, _period, "a job without any success for this long is suspended"),
+    Setting("devices.release_timeout", 60.0, _period, "a device that is not free this long after its worker is kept"),
+    Setting("devices.quarantine_retry", 30.0, _period, "how often a device that was kept is looked at again"),
     Setting("openai.enforce_window", False, _flag, "let OpenAI batches expire at the end of their completion window"),
 )  # fmt: skip
 _BY_KEY: Final = {setting.key: setting for setting in SETTINGS}
@@ -148,12 +150,18 @@ class PathGrant:
 
 @dataclass(frozen=True, slots=True)
 class Pool:
-    """A place for workers. `devices` is None for all there are; `options` are the provider's own."""
+    """A place for workers. `devices` is None for all there are; `options` are the provider's own.
 
-    devices: tuple[str, ...] | None
-    keep_warm_s: float
-    provider: str
-    options: dict[str, Any]
+    A worker without a job stays for `keep_warm_s`. No more than `max_loads` models are loaded from one file system at a
+    time, each copied into the folder `stage` first ("": not copied).
+    """
+
+    devices: tuple[str, ...] | None = None
+    keep_warm_s: float = 0.0
+    provider: str = "local"
+    options: dict[str, Any] = field(default_factory=dict[str, Any])
+    max_loads: int = 4
+    stage: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,8 +176,11 @@ class Config:
 
     def local_devices(self) -> tuple[str, ...] | None:
         """Return the devices declared for this machine; None for all there are."""
-        pool = self.pools.get("local")
-        return pool.devices if pool else None
+        return self.local_pool().devices
+
+    def local_pool(self) -> Pool:
+        """Return this machine's pool."""
+        return self.pools.get("local") or Pool()
 
     def __getitem__(self, key: str) -> Any:
         return self.values[key]
@@ -314,19 +325,43 @@ def _model(where: str, name: str, table: Any) -> ModelEntry:
         ) from None
 
 
+def _devices(value: Any) -> tuple[str, ...] | None:
+    return None if value == "auto" else _texts(value)
+
+
+def _folder(value: Any) -> str:
+    if value and not Path(_text(value)).expanduser().is_absolute():
+        raise ValueError("expected a folder's path from / on")
+    return str(Path(value).expanduser()) if value else ""
+
+
+# The options of every pool: key, default, how it is read.
+_POOL: Final[tuple[tuple[str, Any, Callable[[Any], Any]], ...]] = (
+    ("devices", "auto", _devices),
+    ("keep_warm", 0, parse_duration),
+    ("max_warm", "24h", parse_duration),
+    ("max_loads", 4, _count),
+    ("stage", "", _folder),
+)
+
+
 def _pool(where: str, name: str, table: Any) -> Pool:
     rest = dict(_table(where, f"pools.{name}", table))
-    devices, keep_warm = rest.pop("devices", "auto"), rest.pop("keep_warm", 0)
-    provider = rest.pop("provider", "local")
-    if provider == "local" and rest:
-        raise UserError(f"{where}: unknown key pools.{name}.{next(iter(rest))}", "known: devices, keep_warm, provider")
     key = f"{where}: pools.{name}"
-    return Pool(
-        devices=None if devices == "auto" else _parsed(_texts, devices, f"{key}.devices"),
-        keep_warm_s=_parsed(parse_duration, keep_warm, f"{key}.keep_warm"),
-        provider=_parsed(_text, provider, f"{key}.provider"),
-        options=rest,
-    )
+    provider = _parsed(_text, rest.pop("provider", "local"), f"{key}.provider")
+    pool: dict[str, Any] = {
+        known: _parsed(parse, rest.pop(known, default), f"{key}.{known}") for known, default, parse in _POOL
+    }
+    if provider == "local" and rest:
+        known = ", ".join(sorted([option for option, _, _ in _POOL] + ["provider"]))
+        raise UserError(f"{where}: unknown key pools.{name}.{next(iter(rest))}", f"known: {known}")
+    keep_warm_s, max_warm_s = pool.pop("keep_warm"), pool.pop("max_warm")
+    if keep_warm_s > max_warm_s:
+        raise UserError(
+            f"{key}.keep_warm is longer than {key.split(': ')[1]}.max_warm, {max_warm_s / 3600:g} h",
+            "shorten it, raise max_warm, or keep a model up for good: freight models pin NAME",
+        )
+    return Pool(**pool, keep_warm_s=keep_warm_s, provider=provider, options=rest)
 
 
 def _grant(where: str, name: str, table: Any) -> PathGrant:

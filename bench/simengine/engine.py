@@ -19,6 +19,7 @@ from bench.simengine.record import Recorder
 from bench.simengine.reply import Reply, error_reply
 
 DIE_AFTER_STATUS: Final = 3
+DIE_WHEN_READY_S: Final = 0.01
 
 LOADING: Final = error_reply(503, "loading model")
 CHAOS: Final = error_reply(503, "overloaded by chance", headers=b"Retry-After: 0\r\n")
@@ -60,6 +61,7 @@ class Engine:
         """Start an engine that has been asked nothing; its loading time begins now."""
         self.options = options
         self._loop = loop
+        self.mute = options.mute
         self._loaded_at = loop.time() + options.loading_s
         self._record: Callable[[str, bytes], None] | None = None
         if options.record is not None:
@@ -85,6 +87,13 @@ class Engine:
     def is_loading(self) -> bool:
         """Return whether the model is still loading."""
         return bool(self.options.loading_s) and self._loop.time() < self._loaded_at
+
+    def health_answered(self) -> None:
+        """Note that /health was answered; an engine that is to die once it is ready says nothing more, and does so."""
+        if self.options.die_when_ready and not self.is_loading():
+            self.mute = True
+            # After what the connection has to write: the probe gets its answer.
+            self._loop.call_later(DIE_WHEN_READY_S, os._exit, DIE_AFTER_STATUS)
 
     def post(self, client: Client, path: str, body: bytes, *, authorized: bool, keep_alive: bool) -> None:
         """Take one POST and answer it now, later or never, as the options and its markers say."""

@@ -28,6 +28,9 @@ class Options:
     die_after: int
     fail_start: bool
     hang_start: bool
+    mute: bool
+    die_when_ready: bool
+    ignore_sigterm: bool
     seed: int
     chaos: float
 
@@ -77,5 +80,8 @@ def _add_script(parser: argparse.ArgumentParser) -> None:
     add("--die-after", type=int, default=0, metavar="N", help="exit 3 on receiving the Nth POST")
     add("--fail-start", action="store_true", help="print an error and exit 7 before listening")
     add("--hang-start", action="store_true", help="never listen, never exit")
+    add("--mute", action="store_true", help="take connections and answer nothing on them, not even /health")
+    add("--die-when-ready", action="store_true", help="exit 3 right after /health was answered well once")
+    add("--ignore-sigterm", action="store_true", help="go on when told to end; only SIGKILL ends it")
     add("--seed", type=int, default=0, help="seed of --chaos")
     add("--chaos", type=float, default=0.0, metavar="P", help="fraction of requests answered 503")

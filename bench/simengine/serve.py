@@ -22,7 +22,10 @@ def serve(options: Options) -> None:
     engine = Engine(options, loop)
     server, url = loop.run_until_complete(_listen(options, engine, loop))
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, loop.stop)
+        if number is signal.SIGTERM and options.ignore_sigterm:
+            loop.add_signal_handler(number, _go_on)
+        else:
+            loop.add_signal_handler(number, loop.stop)
     if options.port_file is not None:
         _write_whole(Path(options.port_file), url)
     print(f"listening on {url}", flush=True)
@@ -32,6 +35,10 @@ def serve(options: Options) -> None:
     server.close()
     if options.socket is not None:
         Path(options.socket).unlink(missing_ok=True)
+
+
+def _go_on() -> None:
+    print("told to end; going on", flush=True)
 
 
 async def _listen(

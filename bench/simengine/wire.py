@@ -43,7 +43,9 @@ class Connection(asyncio.Protocol):
         self.jobs.clear()
 
     def data_received(self, data: bytes) -> None:
-        """Parse what came; whole requests are passed on from within."""
+        """Parse what came; whole requests are passed on from within. A mute engine reads and says nothing."""
+        if self._engine.mute:
+            return
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserUpgrade:
@@ -100,6 +102,8 @@ class Connection(asyncio.Protocol):
             self.send(error_reply(405, "only GET and POST are served"), keep_alive=False)
         elif authorized or path == "/health":
             self.send(page(self._engine, path), keep_alive=keep_alive)
+            if path == "/health":
+                self._engine.health_answered()
         else:
             self.send(UNAUTHORIZED, keep_alive=keep_alive)
 

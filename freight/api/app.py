@@ -15,12 +15,14 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from freight import __version__
 from freight.control.finding import MOST_PAGE
+from freight.control.machine import Machine
 from freight.control.output import Only
 from freight.control.service import Service
 from freight.core.view import (
     DONE_HEADER,
     IDEMPOTENCY_HEADER,
     TOTAL_HEADER,
+    DeviceList,
     ErrorBody,
     ErrorReply,
     JobPage,
@@ -69,6 +71,7 @@ def make_app(service: Service, stop: Callable[[], None]) -> FastAPI:
     app.add_middleware(_OwnersOnly)
     _add_error_handlers(app)
     _add_service_routes(app, service, stop)
+    _add_machine_routes(app, service.machine)
     _add_upload_routes(app, service)
     _add_job_routes(app, service)
     _add_stream_routes(app, service)
@@ -161,10 +164,6 @@ def _add_service_routes(app: FastAPI, service: Service, stop: Callable[[], None]
         """Say which service this is."""
         return _json(service.info())
 
-    async def workers() -> Response:
-        """List the workers there are: those of jobs, and those that keep a model warm."""
-        return _json(WorkerList(workers=service.workers()))
-
     async def end() -> Response:
         """End the service: unfinished jobs go on at its next start."""
         info = service.info()
@@ -173,8 +172,37 @@ def _add_service_routes(app: FastAPI, service: Service, stop: Callable[[], None]
 
     add = app.add_api_route
     add("/api/version", version, methods=["GET"], response_model=ServerInfo, tags=["service"])
-    add("/api/workers", workers, methods=["GET"], response_model=WorkerList, tags=["service"])
     add("/api/stop", end, methods=["POST"], response_model=ServerInfo, status_code=202, tags=["service"])
+
+
+def _add_machine_routes(app: FastAPI, machine: Machine) -> None:
+    async def workers() -> Response:
+        """List the workers there are, those of jobs and those that keep a model warm, and the pinned models."""
+        return _json(machine.workers())
+
+    async def devices() -> Response:
+        """List the devices of the service's machine, and who has them."""
+        return _json(await machine.devices())
+
+    async def release(device: str) -> Response:
+        """Let a device out of quarantine, whatever is left on it."""
+        return _json(await machine.release(device))
+
+    async def pin(model: str, workers: Annotated[int, Query(ge=1, le=10_000)] = 1) -> Response:
+        """Have so many workers of a model up always."""
+        return _json(await machine.pin(model, workers))
+
+    async def unpin(model: str) -> Response:
+        """Let the workers of a pinned model go when nobody needs them."""
+        return _json(await machine.unpin(model))
+
+    options: dict[str, Any] = {"responses": _REFUSED, "tags": ["machine"]}
+    add = app.add_api_route
+    add("/api/workers", workers, methods=["GET"], response_model=WorkerList, **options)
+    add("/api/devices", devices, methods=["GET"], response_model=DeviceList, **options)
+    add("/api/devices/{device:path}/release", release, methods=["POST"], response_model=DeviceList, **options)
+    add("/api/pins/{model:path}", pin, methods=["PUT"], response_model=WorkerList, **options)
+    add("/api/pins/{model:path}", unpin, methods=["DELETE"], response_model=WorkerList, **options)
 
 
 def _add_upload_routes(app: FastAPI, service: Service) -> None:

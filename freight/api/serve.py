@@ -20,8 +20,11 @@ from freight.control.service import Service
 from freight.control.servicefolder import ServiceFolder
 from freight.control.streams import StreamBroken
 from freight.errors import OperationError
+from freight.launchers.systemd import gives_scopes
 from freight.store.database import STORAGE_ERRORS
 from freight.store.sockets import listen_at
+
+log = logging.getLogger("freight.service")
 
 
 def serve(settings: Callable[[], Config], data_folder: Path, say: Callable[[str], None]) -> None:
@@ -61,7 +64,7 @@ async def _serve(folder: ServiceFolder, settings: Callable[[], Config], say: Cal
             timeout_graceful_shutdown=2,
         )
     )
-    _take_signals(service)
+    _take_signals(service, folder)
     answering: asyncio.Task[None] | None = None
     try:
         await service.start()
@@ -86,8 +89,11 @@ def _raise_descriptor_limit() -> None:
         )
 
 
-def _take_signals(service: Service) -> None:
-    """The first signal ends the service cleanly, the second at once, with all its workers."""
+def _take_signals(service: Service, folder: ServiceFolder) -> None:
+    """The first signal ends the service cleanly, the second at once, with all its workers.
+
+    But a SIGTERM of systemd's, which restarts or stops it, leaves workers that have scopes of their own to the next.
+    """
     asked = False
 
     def end() -> None:
@@ -98,8 +104,16 @@ def _take_signals(service: Service) -> None:
         asked = True
         service.stop()
 
+    def leave() -> None:
+        # As if killed, which loses nothing: what was not acknowledged comes again from the workers.
+        log.info("ended by systemd; workers go on, and `freight stop` ends them")
+        folder.api_socket.unlink(missing_ok=True)
+        os._exit(0)
+
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         # What whoever started us ignores stays ignored, as with nohup.
         if signal.getsignal(number) is signal.SIG_IGN:
             continue
-        asyncio.get_running_loop().add_signal_handler(number, end)
+        asyncio.get_running_loop().add_signal_handler(
+            number, leave if number == signal.SIGTERM and gives_scopes() else end
+        )

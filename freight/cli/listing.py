@@ -51,15 +51,16 @@ def list_jobs(status: str | None, as_json: bool, quiet: bool, service: Service) 
 @json_option
 @service_options()
 def ps(show_all: bool, as_json: bool, service: Service) -> None:
-    """Show the jobs that have not ended, why they wait, and the workers that keep a model warm.
+    """Show the jobs that have not ended, why they wait, and the workers that keep a model warm or pinned.
 
     Exit status: 5 when no service runs.
     """
     with service.connect() as client:
         jobs = list(client.jobs(None if show_all else ACTIVE))
-        workers = client.workers()
+        machine = client.machine()
+    workers = machine.workers
     if as_json:
-        print_json({"jobs": jobs, "workers": workers})
+        print_json({"jobs": jobs, "workers": workers, "pins": machine.pins})
         return
     if jobs:
         headings = ("NAME", "STATE", "MODEL", "PROGRESS", "WORKERS", "AGE", "REASON")
@@ -73,8 +74,16 @@ def ps(show_all: bool, as_json: bool, service: Service) -> None:
     warm = [worker for worker in workers if worker.job is None]
     if warm:
         click.echo()
-        rows = [(w.model, w.place, w.phase, age(w.started_at), w.note) for w in warm]
+        rows = [(w.model, w.place, _phase(w), age(w.started_at), w.note) for w in warm]
         print_table(("WARM MODEL", "PLACE", "PHASE", "AGE", "NOTE"), rows, shrinks=("WARM MODEL", "NOTE"))
+    if machine.pins:
+        click.echo()
+        rows = [(pin.model, f"{pin.up}/{pin.workers}", pin.reason.partition("\n")[0]) for pin in machine.pins]
+        print_table(("PINNED MODEL", "UP", "REASON"), rows, shrinks=("PINNED MODEL", "REASON"))
+
+
+def _phase(worker: WorkerStatus) -> str:
+    return f"{worker.phase} (pinned)" if worker.pinned else worker.phase
 
 
 def _reason(job: JobSummary) -> str:

@@ -18,6 +18,7 @@ COMMANDS: Final = {
     "ps": ("freight.cli.listing", "Show the jobs and workers that there are now."),
     "logs": ("freight.cli.logs", "Show what a job's model server wrote."),
     "models": ("freight.cli.models", "List, add, show and remove models."),
+    "gpus": ("freight.cli.gpus", "Show the devices and who holds them; free one by hand."),
     "config": ("freight.cli.config", "Show the settings in force."),
     "serve": ("freight.cli.serve", "Run the service that queues jobs and runs them."),
     "stop": ("freight.cli.serve", "Stop the service; unfinished jobs go on at its next start."),

@@ -1,5 +1,6 @@
 """`freight models`: the registry."""
 
+import os
 import sys
 from pathlib import Path
 from typing import Any, cast
@@ -9,10 +10,12 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
+from freight.cli.pins import pin, unpin
+from freight.cli.pull import pull
 from freight.cli.settings import settings
 from freight.config import Config, check_entry_name, data_folder
 from freight.core.model import EngineName, ModelEntry
-from freight.errors import UserError
+from freight.errors import UserError, refusing
 
 
 @click.group()
@@ -22,6 +25,11 @@ def models() -> None:
     A model is a name for how to run it: an engine, a source, and options. Models of the configuration file are
     listed too, and changed there.
     """
+
+
+models.add_command(pull)
+models.add_command(pin)
+models.add_command(unpin)
 
 
 @models.command("list")
@@ -48,7 +56,10 @@ def list_(as_json: bool) -> None:
 @click.argument("name")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def show(name: str, as_json: bool) -> None:
-    """Show a model: its entry, and the names that a record's own `model` may have."""
+    """Show a model: its entry, the command that starts its server, and the memory that it needs.
+
+    In the command, {port}, {socket} and {api_key} are chosen for each start.
+    """
     from freight.control.resolve import entry_name
 
     config = settings()
@@ -56,13 +67,59 @@ def show(name: str, as_json: bool) -> None:
     if found is None:
         raise _unknown(name, config)
     entry = config.models[found]
+    run = _how_it_runs(found, entry, config)
     if as_json:
-        shown = {"name": found, "origin": _origin(found, config), **_entry(entry)}
+        shown = {"name": found, "origin": _origin(found, config), **_entry(entry), "run": run}
         click.echo(msgspec.json.format(msgspec.json.encode(shown), indent=2))
         return
     click.echo(f"name: {found}\norigin: {_origin(found, config)}")
     for key, value in _entry(entry).items():
         click.echo(f"{key}: {_words(value)}")
+    _print_run(run)
+
+
+def _how_it_runs(name: str, entry: ModelEntry, config: Config) -> dict[str, Any]:
+    """Return what a worker of the model takes here; with `problem` in it where the model cannot run as it is."""
+    from freight.control.placing import gpus_of, needs_device
+    from freight.control.resolve import started_model
+    from freight.engines.checkpoint import memory_of, need_of
+    from freight.engines.entry import check_entry
+    from freight.engines.registry import check_placement
+    from freight.engines.shown import shown_command
+    from freight.launchers.devices import find_devices
+
+    run: dict[str, Any] = {}
+    try:
+        check_entry(name, entry)
+        if entry.engine is EngineName.ENDPOINT:
+            return run
+        spec = started_model(name, name, entry)
+        devices = find_devices(config.local_devices(), os.environ).devices()
+        gpus = run["gpus"] = gpus_of(spec, None, devices) if needs_device(spec) else 0
+        need, memory = need_of(spec, gpus), memory_of(gpus, devices)
+        if need is not None:
+            run["memory_needed"] = need.total()
+        if memory is not None:
+            run["memory_there"] = memory * max(1, gpus)
+        run["command"] = shown_command(spec, gpus, tuple(config["media.hosts"]))
+        check_placement(spec, gpus, devices)
+    except UserError as error:
+        run["problem"] = error.message
+        run["fix"] = error.hint
+    return run
+
+
+def _print_run(run: dict[str, Any]) -> None:
+    from freight.core.memory import size
+
+    if "command" in run:
+        click.echo(f"command: {run['command']}")
+    needed, there = run.get("memory_needed"), run.get("memory_there")
+    if needed is not None and there is not None:
+        where = f"on {run['gpus']} of this machine's GPUs" if run["gpus"] else "in this machine"
+        click.echo(f"memory: {size(needed)} needed for each worker; {size(there)} {where}")
+    if "problem" in run:
+        click.echo(f"problem: {run['problem']}\nfix: {run['fix']}")
 
 
 @models.command(context_settings={"ignore_unknown_options": False})
@@ -73,13 +130,15 @@ def show(name: str, as_json: bool) -> None:
     type=click.Choice([name.value for name in EngineName]),
     help="The kind of server. [default: by the source]",
 )
-@click.option("--source", multiple=True, metavar="S", help="A .gguf file, a checkpoint folder, or a URL (repeatable).")
+@click.option(
+    "--source", multiple=True, metavar="S", help="A .gguf file, a checkpoint folder, ORG/NAME of a hub, or a URL."
+)
 @click.option("--context", type=click.IntRange(min=1), metavar="TOKENS", help="Tokens per request.")
-@click.option("--gpus", type=click.IntRange(min=0), metavar="N", help="GPUs per worker.")
+@click.option("--gpus", type=click.IntRange(min=0), metavar="N", help="GPUs per worker; 0 for the CPU.")
 @click.option("--alias", "aliases", multiple=True, metavar="NAME", help="Another name for it (repeatable).")
 @click.option("--batch", is_flag=True, help="Mark it for batch use through the service.")
 @click.option("--prompt-cache", is_flag=True, help="Let llama.cpp reuse the cache of earlier prompts.")
-@click.option("--executable", metavar="PATH", help="The server's executable.")
+@click.option("--executable", metavar="PATH", help="The server's executable, or the folder of its virtual environment.")
 @click.option("--api-key-env", metavar="VARIABLE", help="The variable that holds an endpoint's key.")
 @click.option("--api-key-file", metavar="FILE", help="The file that holds an endpoint's key.")
 @click.option("--force", is_flag=True, help="Replace a registered model of that name.")
@@ -135,15 +194,22 @@ def _from_options(arguments: tuple[str, ...], options: dict[str, Any]) -> dict[s
 
 def _absolute(source: str) -> str:
     # A path must mean the same from every folder.
-    path = Path(source).expanduser()
-    return str(path.absolute()) if path.exists() else source
+    with refusing(f"cannot look for the source {source}", "name one that you may read"):
+        path = Path(source).expanduser()
+        return str(path.absolute()) if path.exists() else source
 
 
 def _guess(sources: list[str], arguments: tuple[str, ...]) -> str:
+    from freight.engines.entry import is_hub_id
+
     if sources and sources[0].startswith(("http://", "https://")):
         return EngineName.ENDPOINT
     if sources and sources[0].endswith(".gguf"):
         return EngineName.LLAMACPP
+    if sources and (Path(sources[0]) / "config.json").is_file():
+        return EngineName.VLLM
+    if sources and is_hub_id(sources[0]):
+        return EngineName.VLLM
     if arguments and not sources:
         return EngineName.COMMAND
     raise UserError("cannot tell the engine from the source", f"use --engine: {', '.join(EngineName)}")
@@ -151,7 +217,7 @@ def _guess(sources: list[str], arguments: tuple[str, ...]) -> str:
 
 def _checked(name: str, values: dict[str, Any]) -> ModelEntry:
     """Return the entry; raise UserError for one that could never run."""
-    from freight.control.resolve import check_entry
+    from freight.engines.entry import check_entry
 
     entry = msgspec.convert(values, ModelEntry)
     check_entry(name, entry)

@@ -49,8 +49,6 @@ def _request(file: str, output: str, options: dict[str, Any]) -> Any:
     from freight.control.embedded import RunRequest
     from freight.control.jobrun import JobOptions
 
-    if options["gpus"]:
-        raise UserError(f"--gpus {options['gpus']}: this machine's pool has no GPU, only CPU devices", "leave it out")
     if output == "-":
         raise UserError("-o - : results are never printed", "name a file")
     return RunRequest(
@@ -63,6 +61,7 @@ def _request(file: str, output: str, options: dict[str, Any]) -> Any:
             record_timeout_s=options["record_timeout"] or 0.0,
             concurrency=options["concurrency"],
         ),
+        gpus=options["gpus"],
         strict=options["strict"],
         ignore_record_model=options["ignore_record_model"],
         fresh=options["fresh"],

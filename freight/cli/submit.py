@@ -80,7 +80,7 @@ def _check_usage(name: str | None, key: str | None, is_quiet_json: bool, fails_w
 
 def _job_options(options: dict[str, Any]) -> JobOptions:
     given: dict[str, Any] = {key: value for key, value in options.items() if not key.endswith("timeout")}
-    given |= {"workers": options["workers"] or 1, "gpus": options["gpus"] or 0}
+    given |= {"workers": options["workers"] or 1}
     for key in ("timeout", "record_timeout"):
         given[f"{key}_s"] = options[key] or 0.0
     return JobOptions(**given)

@@ -14,7 +14,7 @@ from freight.errors import OperationError, UserError
 
 # What is Freight's in the data folder, and what of it is the users' data.
 _KEPT: Final = ("batch", "catalog.db*")
-_OTHER: Final = ("run", "uploads", "workers", "owner", "serve.log", "models.json*")
+_OTHER: Final = ("run", "uploads", "workers", "owner", "serve.log", "models.json*", "models")
 _UNITS: Final = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
 
 

@@ -16,7 +16,18 @@ from freight.client.outgoing import Input, Source, outgoing, pieces, size_of
 from freight.client.saving import Saving
 from freight.client.streams import AsyncResultStream, AsyncStream
 from freight.client.transport import limits, settings, speaking, tls, unreachable
-from freight.core.view import JobRequest, JobStatus, JobSummary, ServerInfo, Submitted, Upload, WorkerStatus
+from freight.core.view import (
+    DeviceStatus,
+    JobRequest,
+    JobStatus,
+    JobSummary,
+    PinStatus,
+    ServerInfo,
+    Submitted,
+    Upload,
+    WorkerList,
+    WorkerStatus,
+)
 from freight.errors import FreightError, NoServer
 
 T = TypeVar("T")
@@ -163,6 +174,26 @@ class AsyncClient:
     async def workers(self) -> list[WorkerStatus]:
         """Return the workers there are now, those of jobs and those that keep a model warm."""
         return (await self._ask(calls.workers())).workers
+
+    async def machine(self) -> WorkerList:
+        """Return the workers there are now, and the models that are to be up always, as of one moment."""
+        return await self._ask(calls.workers())
+
+    async def pin(self, model: str, workers: int = 1) -> list[PinStatus]:
+        """Have so many workers of a model up always, whether a job needs them or not; return all pins."""
+        return (await self._ask(calls.pin(model, workers))).pins
+
+    async def unpin(self, model: str) -> list[PinStatus]:
+        """Let the workers of a pinned model go when nobody needs them; return the pins that are left."""
+        return (await self._ask(calls.unpin(model))).pins
+
+    async def devices(self) -> list[DeviceStatus]:
+        """Return the devices of the service's machine, and who has them."""
+        return (await self._ask(calls.devices())).devices
+
+    async def release_device(self, device: str) -> list[DeviceStatus]:
+        """Let a device out of quarantine, whatever is left on it; return all devices."""
+        return (await self._ask(calls.release_device(device))).devices
 
     async def stop(self) -> ServerInfo:
         """Ask the service to end, which it does a little later; unfinished jobs go on at its next start."""

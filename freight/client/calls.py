@@ -15,6 +15,7 @@ from freight.client.address import Address
 from freight.core.job import FINAL
 from freight.core.view import (
     IDEMPOTENCY_HEADER,
+    DeviceList,
     ErrorReply,
     JobPage,
     JobRequest,
@@ -56,7 +57,7 @@ class JobOptions(TypedDict, total=False):
     model: str | None
     name: str | None
     workers: int
-    gpus: int
+    gpus: int | None
     pool: str
     timeout_s: float
     record_timeout_s: float
@@ -152,6 +153,26 @@ def logs(name: str, worker: int | None, tail: int | None, follow: bool) -> Call[
 def workers() -> Call[WorkerList]:
     """Ask for the workers there are."""
     return Call("GET", "/api/workers", WorkerList)
+
+
+def devices() -> Call[DeviceList]:
+    """Ask for the devices of the service's machine."""
+    return Call("GET", "/api/devices", DeviceList)
+
+
+def release_device(device: str) -> Call[DeviceList]:
+    """Ask to let a device out of quarantine."""
+    return Call("POST", f"/api/devices/{quote(device, safe='')}/release", DeviceList)
+
+
+def pin(model: str, workers: int) -> Call[WorkerList]:
+    """Ask to have so many workers of a model up always."""
+    return Call("PUT", f"/api/pins/{quote(model, safe='')}", WorkerList, {"workers": str(workers)}, is_slow=True)
+
+
+def unpin(model: str) -> Call[WorkerList]:
+    """Ask to let the workers of a pinned model go."""
+    return Call("DELETE", f"/api/pins/{quote(model, safe='')}", WorkerList)
 
 
 def check_key(idempotency_key: str | None) -> None:

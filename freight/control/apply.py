@@ -4,54 +4,54 @@ import asyncio
 import os
 import shutil
 import time
-import uuid
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Final, TypeVar
 
 from freight.control.ending import Ending, HasRow
 from freight.control.jobrun import JobRun
+from freight.control.policy import Policy
+from freight.control.quarantine import Quarantine
 from freight.control.roster import Roster
+from freight.control.starts import MakePlaces, Starts
 from freight.control.waiting import WaitingJob
 from freight.control.workerrun import WorkerRun
-from freight.core.answer import BATCH_CANCELLED, BATCH_EXPIRED, BATCH_FAILED
-from freight.core.device import Device
-from freight.core.job import Event, State
-from freight.core.messages import Phase
-from freight.core.plan import (
+from freight.core.actions import (
     Cancelled,
     Fail,
     Finalize,
     JobAction,
     Join,
+    PinAction,
+    PinWaits,
+    StartPinned,
     StartWorker,
+    StopWarm,
     StopWorkers,
     Suspend,
     TimeOut,
     Unsuspend,
     Wait,
 )
-from freight.errors import FreightError, LauncherError, OperationError, OutOfResources
-from freight.launchers.base import Launcher, WorkerPlace
+from freight.core.answer import BATCH_CANCELLED, BATCH_EXPIRED, BATCH_FAILED
+from freight.core.job import Event, Note, State
+from freight.core.messages import Phase
+from freight.errors import FreightError
+from freight.launchers.base import Launcher
 from freight.store.catalog import Catalog, JobRow
 from freight.store.database import STORAGE_ERRORS, StorageFull
 
 # A worker that was told to end and has not by then is killed.
 STOP_GRACE_S: Final = 45.0
-# A device that somebody else holds is tried again this often.
-_STRANGER_S: Final = 1.0
 _T = TypeVar("_T")
-# Makes a worker's folder, given its job and its id, and returns that and the path of its log.
-MakePlaces = Callable[[JobRun, str], tuple[Path, Path]]
 
 
 class Apply:
-    """Performs actions on one control plane's jobs.
+    """Performs actions on one control plane's jobs, workers and devices.
 
-    A worker without a job stays for `keep_warm_s`. `is_shared`: what breaks one job ends that one alone. `deciding` is
-    held by who calls `do`.
+    `is_shared`: what breaks one job ends that one alone. `deciding` is held by who calls `do`.
     """
 
     def __init__(
@@ -63,23 +63,21 @@ class Apply:
         changed: asyncio.Event,
         roster: Roster,
         make_places: MakePlaces,
-        keep_warm_s: float,
-        is_shared: bool,
+        policy: Policy,
         deciding: asyncio.Lock,
     ) -> None:
         self._catalog = catalog
-        self._launcher = launcher
-        self._control = control
         self._writer = writer
         self._changed = changed
         self._roster = roster
-        self._make_places = make_places
-        self._keep_warm_s = keep_warm_s
-        self._is_shared = is_shared
+        self._policy = policy
         self._watching: set[asyncio.Task[None]] = set()
-        self._ending = Ending(catalog, writer, changed, deciding, is_shared)
-        self._strangers: dict[str, tuple[str, float]] = {}
+        self._ending = Ending(catalog, writer, changed, deciding, policy.shared)
         self._failure: Exception | None = None
+        self.quarantine = Quarantine(catalog, launcher, self._write, changed, policy.quarantine_retry_s)
+        self.starts = Starts(
+            catalog, launcher, control, self._write, changed, roster, make_places, policy.shared, self.watch
+        )
 
     async def do(self, action: JobAction) -> None:
         """Perform one action on a job, which is opened first where it has waited for its turn."""
@@ -91,7 +89,7 @@ class Apply:
             return
         match action:
             case StartWorker():
-                await self._start_worker(job, action)
+                await self.starts.start(job, action)
             case Join():
                 await self._join(job, action.worker)
             case StopWorkers():
@@ -105,7 +103,8 @@ class Apply:
                 await self.happened(job, Event.LAST_RECORD_DONE)
                 await self._ending.end(job, Event.OUTPUT_WRITTEN, BATCH_FAILED, "")
             case Fail(reason=reason):
-                event = Event.STARTS_EXHAUSTED if job.row.state == State.SUSPENDED else Event.BROKE
+                exhausted = job.row.state == State.SUSPENDED and job.failure is None
+                event = Event.STARTS_EXHAUSTED if exhausted else Event.BROKE
                 await self._ending.end(job, event, BATCH_FAILED, reason)
             case TimeOut():
                 reason = f"the job's time ran out (--timeout {job.options.timeout_s:g} s)"
@@ -156,11 +155,6 @@ class Apply:
         """What broke the watch over a worker, or the end of a job."""
         return self._failure or self._ending.failure
 
-    def stranger(self, device: str, now: float) -> str:
-        """Return who held a device when it was last tried, not long ago; "" when it may be tried again."""
-        who, at = self._strangers.get(device, ("", now))
-        return who if now - at < _STRANGER_S else ""
-
     async def happened(self, job: HasRow, event: Event, detail: str = "", must_keep: bool = False) -> JobRow:
         """Record an event of a job, as Ending.happened does."""
         return await self._ending.happened(job, event, detail, must_keep)
@@ -180,71 +174,14 @@ class Apply:
         if live:
             job.wait_reason = ""
 
-    async def _start_worker(self, job: JobRun, action: StartWorker) -> None:
-        device = self._device(action.device)
-        if device is not None and not self._take(device):
-            return
-        worker = uuid.uuid4().hex[:12]
-        folder = None
-        try:
-            folder, log = self._make_places(job, worker)
-            await self._launch(job, action, WorkerPlace(worker, self._control, folder, log, device))
-            return
-        except (StorageFull, OutOfResources) as error:
-            job.found_full(time.monotonic(), error.message)
-        except (LauncherError, OperationError) as error:
-            if not self._is_shared and isinstance(error, OperationError):
-                raise
-            hopeless = isinstance(error, LauncherError) and not error.transient
-            job.start_failed(action.device or action.source, error.message, hopeless, time.monotonic())
-        if folder is not None:
-            shutil.rmtree(folder, ignore_errors=True)
-        if device is not None:
-            self._launcher.release(device)
-
-    def _take(self, device: Device) -> bool:
-        """Hold a device for the next worker on it; where that fails, note who or what is in the way."""
-        try:
-            holder = self._launcher.take(device)
-        except (OperationError, OSError) as error:
-            if not self._is_shared:
-                raise
-            self._strangers[device.id] = (f"a lock that cannot be opened ({error})", time.monotonic())
-            return False
-        if holder is not None:
-            self._strangers[device.id] = (f"process {holder.pid} ({holder.what})", time.monotonic())
-        return holder is None
-
-    async def _launch(self, job: JobRun, action: StartWorker, place: WorkerPlace) -> None:
-        launch: dict[str, Any] = {"key": job.launch, "model": job.model.name}
-        now, worker, log = time.time(), place.worker, place.log
-        number = await self._write(
-            self._catalog.worker_starts, worker, job.row.id, action.source, str(place.folder), now, action.device,
-            str(log), launch,
-        )  # fmt: skip
-        try:
-            process = self._launcher.start(place)
-        except LauncherError as error:
-            await self._write(self._catalog.worker_ended, worker, error.message, time.time())
-            raise
-        run = WorkerRun(
-            worker, action.source, action.device, place.folder, log, process, job, job.launch, job.model.name, number,
-            now,
-        )  # fmt: skip
-        # Known from its first moment: it may report before anything more is written.
-        job.workers[worker] = self._roster.workers[worker] = run
-        self.watch(run)
-        self._changed.set()
-        with suppress(StorageFull):  # It cannot be adopted then; it is found by its id, and ended.
-            await self._write(self._catalog.worker_runs, worker, process.identity())
-
     async def _join(self, job: JobRun, chosen: str) -> None:
         """Let a warm worker serve a job; its next report is answered with what that is."""
         worker = self._roster.workers.get(chosen)
         if worker is None or worker.stopping or worker.job is not None:
             return  # It has ended meanwhile.
-        with suppress(OSError):
-            os.truncate(worker.log, 0)  # What its server said while it was idle is of no job.
+        if worker.phase is Phase.IDLE:
+            with suppress(OSError):
+                os.truncate(worker.log, 0)  # What its server said while it was idle is of no job.
         # Before it is written down, so that whatever becomes of the worker meanwhile is seen to by its job.
         worker.job, job.workers[worker.id] = job, worker
         try:
@@ -258,6 +195,18 @@ class Apply:
             job.found_full(time.monotonic(), error.message)
         self._changed.set()
 
+    async def loaded(self, worker: WorkerRun) -> None:
+        """Note in a job's timeline that its worker's server has come up, if it has just now."""
+        took_s = worker.end_loading()
+        if took_s is None:
+            return
+        self._roster.pin_is_up(worker)
+        if worker.job is None or not worker.devices:
+            return
+        with suppress(StorageFull):
+            detail = f"worker {worker.number} in {took_s:.1f} s"
+            await self._write(self._catalog.noted, worker.job.row.id, Note.LOADED, time.time(), detail)
+
     async def worker_left(self, job: JobRun, worker: WorkerRun) -> None:
         """Take note that a worker has handed in all that it had of its job, and keeps its server up."""
         job.dispatcher.lost(worker.id)
@@ -270,9 +219,6 @@ class Apply:
         worker.job = None
         worker.since = time.monotonic()
         self._changed.set()
-
-    def _device(self, wanted: str | None) -> Device | None:
-        return next((device for device in self._launcher.devices() if device.id == wanted), None)
 
     def watch(self, worker: WorkerRun) -> None:
         """Wait for a worker's end, prove that all of it is gone, and give back what it held."""
@@ -289,26 +235,42 @@ class Apply:
 
     async def _see_off(self, worker: WorkerRun) -> None:
         status = await worker.process.ended()
-        await worker.process.clear()
-        if worker.deadline is not None:
-            worker.deadline.cancel()
+        self._note_end(worker, status)
+        for left in await worker.process.clear(self._policy.release_timeout_s):
+            await self.quarantine.enter(left)
         del self._roster.workers[worker.id]
-        job, was_leaving = worker.job, worker.is_leaving()
-        worker.end_release()
+        job = worker.job
         if job is not None:
             job.workers.pop(worker.id, None)
-            job.dispatcher.lost(worker.id)
-            if not was_leaving:
-                words = _last_words(worker, status)
-                job.start_failed(worker.place(), words, worker.hopeless, time.monotonic())
-            if self._is_shared:
+            if self._policy.shared:
                 await asyncio.to_thread(keep_log, job.folder, worker.log, worker.number, True)
-        elif self._is_shared:
+        elif self._policy.shared:
             # What it wrote since its last job is of no job.
             worker.log.unlink(missing_ok=True)
         shutil.rmtree(worker.folder, ignore_errors=True)
         with suppress(StorageFull):  # The next control plane on this folder finds out for itself.
             await self._write(self._catalog.worker_ended, worker.id, worker.note, time.time())
+
+    def _note_end(self, worker: WorkerRun, status: int | None) -> None:
+        """Give back what a worker had whose process has ended, and count an end that nobody asked for.
+
+        Its devices stay with it until they are as before.
+        """
+        if worker.deadline is not None:
+            worker.deadline.cancel()
+        was_leaving = worker.is_leaving()
+        worker.end_release()
+        worker.stopping = True
+        if worker.job is not None:
+            worker.job.dispatcher.lost(worker.id)
+        if was_leaving:
+            return
+        words = _last_words(worker, status)
+        if worker.job is not None:
+            worker.job.start_failed(worker.places(), words, worker.hopeless, time.monotonic())
+        else:
+            self._roster.pin_failed(worker, words)
+        self._changed.set()
 
     def let_go(self, worker: WorkerRun) -> None:
         """Have a worker leave its job: it stays for another where that is worth it, else it ends."""
@@ -322,11 +284,28 @@ class Apply:
     def _is_wanted(self, worker: WorkerRun) -> bool:
         """Return whether a worker should live on without its job."""
         queue = [*self._roster.waiting.values(), *self._roster.open.values()]
-        return self._keep_warm_s > 0 or any(
-            job.launch == worker.launch and job is not worker.job and job.row.state == State.QUEUED for job in queue
+        return (
+            self._policy.keep_warm_s > 0
+            or self._roster.is_pinned(worker)
+            or any(
+                job.launch == worker.launch and job is not worker.job and job.row.state == State.QUEUED for job in queue
+            )
         )
 
-    def stop_warm(self, chosen: str) -> None:
+    async def do_for_pins(self, action: PinAction) -> None:
+        """Perform an action on workers that serve no job."""
+        match action:
+            case StopWarm(worker=worker):
+                self._stop_warm(worker)
+            case StartPinned():
+                pin = self._roster.pins.get(action.model)
+                if pin is not None:
+                    await self.starts.start_pinned(pin, action, self._policy.limits)
+            case PinWaits(model=model, reason=reason):
+                if model in self._roster.pins:
+                    self._roster.pins[model].reason = reason
+
+    def _stop_warm(self, chosen: str) -> None:
         """End a worker that serves no job, unless it does by now."""
         worker = self._roster.workers.get(chosen)
         if worker is not None and worker.job is None:
@@ -336,6 +315,11 @@ class Apply:
         """Tell a worker to end; one that does not is killed after a grace."""
         if not worker.stopping:
             worker.stopping = True
+            self.expect_end(worker, grace_s)
+
+    def expect_end(self, worker: WorkerRun, grace_s: float = STOP_GRACE_S) -> None:
+        """Kill a worker that has not ended by itself after a grace."""
+        if worker.deadline is None:
             worker.deadline = asyncio.get_running_loop().call_later(grace_s, worker.process.kill)
 
     async def end_workers(self) -> None:
@@ -344,6 +328,7 @@ class Apply:
             self.stop_worker(worker)
         while self._watching:
             await asyncio.gather(*self._watching)
+        self.quarantine.stop()
         await self._ending.join()
 
 

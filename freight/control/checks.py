@@ -4,6 +4,7 @@ from freight.config import Config
 from freight.control.inputs import Sample
 from freight.control.intake import Limits, Problem
 from freight.control.jobrun import EngineLimits
+from freight.control.policy import Policy
 from freight.core.model import ModelSpec
 from freight.core.record import Rules
 from freight.errors import UserError
@@ -26,6 +27,18 @@ def engine_limits(config: Config) -> EngineLimits:
         config["engines.start_timeout"],
         config["engines.stall"],
         config["engines.suspend_after"],
+        config["media.hosts"],
+        config.local_pool().stage,
+    )
+
+
+def policy_of(config: Config) -> Policy:
+    """Return how a control plane treats its devices, and what it gives up."""
+    return Policy(
+        engine_limits(config),
+        release_timeout_s=config["devices.release_timeout"],
+        quarantine_retry_s=config["devices.quarantine_retry"],
+        most_loads=config.local_pool().max_loads,
     )
 
 

@@ -11,6 +11,7 @@ from freight.control.jobrun import EngineLimits, JobRun
 from freight.control.plane import ControlPlane
 from freight.control.servicefolder import ServiceFolder
 from freight.control.waiting import WaitingJob
+from freight.core.device import Device
 from freight.store.catalog import Catalog, JobRow
 
 _T = TypeVar("_T")
@@ -31,7 +32,7 @@ class Context:
 
     `catalog` is written to by the one thread of `writer`; `reader` is a second connection, for the one thread of
     `looker`, so that no one who asks waits for the disk. `scanners` read whole inputs, `threads` do everything else
-    that takes time.
+    that takes time. `devices` are those of the machine's pool.
     """
 
     folder: ServiceFolder
@@ -43,6 +44,7 @@ class Context:
     scanners: ThreadPoolExecutor
     plane: ControlPlane
     settings: Callable[[], Config]
+    devices: tuple[Device, ...]
     limits: EngineLimits
     checking: dict[str, Checking] = field(default_factory=dict[str, Checking])
     stopping: asyncio.Event = field(default_factory=asyncio.Event)

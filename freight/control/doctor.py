@@ -7,7 +7,7 @@ import shutil
 import socket
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -15,10 +15,10 @@ from pathlib import Path
 import apsw
 
 from freight.config import load_config
-from freight.core.device import Holder
+from freight.core.device import Device, Usage
 from freight.errors import FreightError
-from freight.launchers.local import local_devices
-from freight.launchers.locks import lock_device, lock_folder
+from freight.launchers.devices import Inventory, find_devices, held_words, look
+from freight.launchers.locks import lock_folder
 from freight.store.filesystem import filesystem_type, is_network
 from freight.store.registry import built_in_models, read_registry
 
@@ -74,15 +74,44 @@ def _engine() -> Finding:
 def _devices(data: Path) -> Iterator[Finding]:
     try:
         declared = load_config(read_registry(data), built_in_models()).local_devices()
-        for device in local_devices(declared):
-            taken = lock_device(device.id, lock_folder())
-            if isinstance(taken, Holder):
-                yield Finding("device", f"{device.id}, held by process {taken.pid} ({taken.what})")
-            else:
-                os.close(taken)
-                yield Finding("device", f"{device.id} ({len(os.sched_getaffinity(0))} cores), free")
+        inventory = find_devices(declared, os.environ)
+        for device in inventory.devices():
+            yield Finding(
+                "device", f"{device.id} ({_about(device, inventory.usage(device))}), {_stand(inventory, device)}"
+            )
     except FreightError as error:
         yield Finding("device", error.message, False, error.hint or "")
+        return
+    yield from _gpus(inventory, declared)
+
+
+def _gpus(inventory: Inventory, declared: Sequence[str] | None) -> Iterator[Finding]:
+    """Yield what there is to say about GPUs that are not used."""
+    # Whoever declares CPU devices alone does not miss a GPU.
+    wanted = declared is None or any(device.is_gpu() for device in inventory.devices())
+    for trouble in inventory.troubles():
+        yield Finding("GPUs", trouble.what, not wanted, trouble.fix)
+    every = [device for device in inventory.all_devices() if device.is_gpu()]
+    left_out = [device for device in every if device not in inventory.devices()]
+    if left_out:
+        why = "pools.local.devices does not name them" if declared else "the environment hides them"
+        yield Finding("GPUs", f"not used, because {why}: {', '.join(device.id for device in left_out)}")
+    if not every and not inventory.troubles():
+        yield Finding("GPUs", f"none found ({inventory.drivers()}); the CPU is used")
+
+
+def _about(device: Device, usage: Usage | None) -> str:
+    if not device.is_gpu():
+        return f"{len(os.sched_getaffinity(0))} cores"
+    label = "" if device.index is None else f"{device.label()}, "
+    if device.memory is None or usage is None or usage.memory_used is None:
+        return f"{label}{device.name}, memory not known"
+    return f"{label}{device.name}, {usage.memory_used / 1e9:.1f} of {device.memory / 1e9:.1f} GB in use"
+
+
+def _stand(inventory: Inventory, device: Device) -> str:
+    holder = look(inventory, device, lock_folder()).holder
+    return held_words(holder.pid, holder.what) if holder else "free"
 
 
 def _folder(data: Path) -> Finding:

@@ -8,12 +8,12 @@ import uuid
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, Protocol, TypeVar
 
 from freight.config import Config
-from freight.control.checks import check_models, engine_limits, intake_limits, intake_rules, listing
+from freight.control.checks import check_models, engine_limits, intake_limits, intake_rules, listing, policy_of
 from freight.control.continuation import (
     AlreadyDone,
     Asked,
@@ -30,7 +30,8 @@ from freight.control.inputs import InputFile, Sample, inspect, open_input
 from freight.control.intake import Index, Problem, scan, sha256_of
 from freight.control.jobrun import JobOptions, JobRun
 from freight.control.output import ASIDE, put_in_place, rows, write_aside
-from freight.control.plane import ControlPlane, Listen, Policy
+from freight.control.placing import check_gpus, check_place
+from freight.control.plane import ControlPlane, Listen
 from freight.control.resolve import choose_model, find_entry, resolve
 from freight.control.sockets import CONTROL_SOCKET, make_private, runtime_folder
 from freight.control.statefolder import INPUT_KEY, SAME, StateFolder, standing
@@ -38,7 +39,9 @@ from freight.core.job import FINAL, Event, State, Totals
 from freight.core.model import EngineName, ModelSpec
 from freight.core.progress import Outcome, Progress
 from freight.errors import FreightError, Interrupted, OperationError, UserError, refusing
-from freight.launchers.local import LocalLauncher, local_devices
+from freight.launchers.base import Remains
+from freight.launchers.devices import find_devices
+from freight.launchers.local import LocalLauncher
 from freight.launchers.locks import lock_folder
 from freight.store.catalog import JobRow
 from freight.store.database import STORAGE_ERRORS, StorageFull
@@ -53,12 +56,13 @@ _ENDPOINT_PAUSE_S: Final = 2.0
 
 @dataclass(frozen=True, slots=True)
 class RunRequest:
-    """What `freight run` was asked for. `file` is a path or "-"."""
+    """What `freight run` was asked for. `file` is a path or "-"; `gpus` None is what the model's entry says."""
 
     file: str
     output: str
     model: str | None
     options: JobOptions
+    gpus: int | None = None
     strict: bool = False
     ignore_record_model: bool = False
     fresh: bool = False
@@ -94,6 +98,8 @@ class EmbeddedRun:
         self._in_threads = 0
         self._plane: ControlPlane | None = None
         self._runtime: Path | None = None
+        # What an earlier run that was killed left on devices.
+        self._remains: list[Remains] = []
         self._main: asyncio.Task[Any] | None = None
 
     def interrupt(self) -> None:
@@ -161,16 +167,17 @@ class EmbeddedRun:
         stands = await self._in_thread(standing, row, self._output)
         if row is not None and self._is_plainly_done(row, typed, sha256, stands):
             return self._already_done(row, "")
+        check_gpus(*find_entry(typed, self._config), self._request.gpus)
         model = await resolve(typed, self._config, self._request.ignore_record_model, self._wait_for_endpoint)
-        self._check_options(model)
         check_models(file.shown, model, sample)
-        launcher = LocalLauncher(local_devices(self._config.local_devices()), lock_folder())
-        self._state.sweep(launcher)
+        launcher = LocalLauncher(find_devices(self._config.local_devices(), os.environ), lock_folder())
+        gpus = check_place("the run", model, self._request.gpus, launcher.devices())
+        self._remains = await self._in_thread(self._state.sweep, launcher, self._config["devices.release_timeout"])
         same = self._same(sha256, model.identity)
         request = self._request
         asked = Asked(request.fresh, request.force, request.retry_errors)
         decision = decide(None if request.fresh else self._earlier(row), same, asked, stands, request.output)
-        return await self._follow(decision, row, _Prepared(stack, file, model, launcher, same | {"typed": typed}))
+        return await self._follow(decision, row, _Prepared(stack, file, model, launcher, gpus, same | {"typed": typed}))
 
     def _is_plainly_done(self, row: JobRow, typed: str, sha256: str, stands: Standing) -> bool:
         """Return whether the same command was finished before: then its server need not be there any more."""
@@ -271,14 +278,6 @@ class EmbeddedRun:
         self._console.note(f"waiting for {problem} (Ctrl-C to stop)")
         await asyncio.sleep(_ENDPOINT_PAUSE_S)
 
-    def _check_options(self, model: ModelSpec) -> None:
-        """Raise UserError for what this machine cannot give the model."""
-        if model.entry.gpus:
-            raise UserError(
-                f"model {model.name} asks for {model.entry.gpus} GPUs per worker; this machine has CPU devices only",
-                "set gpus = 0 in its entry to run it on the CPU",
-            )
-
     async def _run_job(self, prepared: "_Prepared", earlier: JobRow | None) -> Outcome:
         job = earlier.id if earlier else str(uuid.uuid4())
         file, model = prepared.file, prepared.model
@@ -288,8 +287,8 @@ class EmbeddedRun:
         row = earlier or await self._in_thread(self._add, job, prepared, index)
         dispatcher = Dispatcher(file, index, results, row, self._writer, self._reader)
         run = JobRun(
-            row, file, index, results, dispatcher, model, self._request.options, engine_limits(self._config),
-            self._state.job_folder(job), self._output, self._request.force,
+            row, file, index, results, dispatcher, model, replace(self._request.options, gpus=prepared.gpus),
+            engine_limits(self._config), self._state.job_folder(job), self._output, self._request.force,
         )  # fmt: skip
         await self._drive(run, prepared.launcher)
         outcome = Outcome(
@@ -326,17 +325,22 @@ class EmbeddedRun:
         folder = self._runtime = runtime_folder()
         self._state.note_runtime(folder)
 
-        def make_places(job: JobRun, worker: str) -> tuple[Path, Path]:
+        def make_places(job: JobRun | None, worker: str) -> tuple[Path, Path]:
+            assert job is not None
             make_private(folder / worker, job.folder / "workers")
             return folder / worker, job.folder / "workers" / f"{worker}.log"
 
         plane = ControlPlane(
             self._state.catalog, launcher, self._state.lock, self._writer, self._listen, folder / CONTROL_SOCKET,
-            make_places, Policy(),
+            make_places, policy_of(self._config),
         )  # fmt: skip
         await plane.start()
         self._plane = plane
         try:
+            # What an earlier run was not able to give back before it was stopped.
+            await plane.apply.quarantine.take_up()
+            for left in self._remains:
+                await plane.apply.quarantine.enter(left)
             if self._interrupted:
                 plane.stop()
             await plane.run(run, self._console.show)
@@ -357,6 +361,7 @@ class _Prepared:
     file: InputFile
     model: ModelSpec
     launcher: LocalLauncher
+    gpus: int
     described: dict[str, Any]
     outputs: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
 

@@ -14,12 +14,13 @@ from freight.control.dispatcher import Dispatcher
 from freight.control.inputs import InputFile
 from freight.control.intake import Index
 from freight.control.output import Written
+from freight.control.placing import need_of, needs_device
 from freight.control.workerrun import WorkerRun
 from freight.core.job import State, Totals
 from freight.core.messages import Phase, Report, Setup
 from freight.core.model import ModelSpec
-from freight.core.plan import MOST_STARTS, JobView, Trouble, WorkerView
 from freight.core.progress import Progress
+from freight.core.snapshot import MOST_STARTS, JobView, Need, Trouble, WorkerView
 from freight.engines.registry import engine_of
 from freight.store.catalog import JobRow
 from freight.store.results import Results
@@ -34,13 +35,14 @@ _FULL_PAUSE_S: Final = (2.0, 30.0)
 class JobOptions:
     """How a job is to be run. Times in seconds, 0 for none.
 
-    `concurrency` is 0 for automatic, `workers` 0 for all that fit.
+    `concurrency` is 0 for automatic, `workers` 0 for all that fit. `gpus` are those of one worker, 0 for the CPU.
     """
 
     workers: int = 0
     timeout_s: float = 0.0
     record_timeout_s: float = 0.0
     concurrency: int = 0
+    gpus: int = 0
 
 
 def places_of(model: ModelSpec) -> tuple[str, ...]:
@@ -48,27 +50,46 @@ def places_of(model: ModelSpec) -> tuple[str, ...]:
     return tuple(model.entry.sources()) or ("",)
 
 
-def needs_device(model: ModelSpec) -> bool:
-    """Return whether the model's workers start a server of their own."""
-    return engine_of(model.entry.engine).starts_server
-
-
-def launch_of(model: ModelSpec, endpoints: Iterable[int], concurrency: int) -> str:
+def launch_of(model: ModelSpec, endpoints: Iterable[int], concurrency: int, gpus: int) -> str:
     """Return a text that is equal for jobs that one running server can serve as it is."""
-    # The variables may be secrets, and this is kept: their digest is part of the identity.
+    # The variables may be secrets, and this is kept: their digest is part of the identity, too.
     entry = msgspec.structs.replace(model.entry, aliases=[], batch=False, env={})
     shape = engine_of(entry.engine).shape(model, frozenset(endpoints), concurrency)
-    return msgspec.json.encode([model.name, entry, model.identity.get("env", ""), shape]).decode()
+    # With the identity: the same path may lead to another file by now.
+    identity = {key: value for key, value in model.identity.items() if key != "aliases"}
+    return msgspec.json.encode([model.name, entry, identity, shape, gpus]).decode()
 
 
 @dataclass(frozen=True, slots=True)
 class EngineLimits:
-    """When a model server is given up or restarted, and when a job without success is suspended. Seconds."""
+    """When a model server is given up or restarted, and when a job without success is suspended. Seconds.
+
+    `media_hosts` are those from which a server may fetch, `stage` where a model is copied to first ("": nowhere).
+    """
 
     start_stall_s: float
     start_timeout_s: float
     stall_s: float
     suspend_after_s: float
+    media_hosts: tuple[str, ...] = ()
+    stage: str = ""
+
+    def setup(self, model: ModelSpec, source: str, gpus: int) -> Setup:
+        """Return what a worker is told that has a model's server up for jobs to come."""
+        return Setup(
+            job="",
+            model=model,
+            source=source,
+            endpoints=[],
+            concurrency=0,
+            record_timeout_s=0.0,
+            stall_s=self.stall_s,
+            start_stall_s=self.start_stall_s,
+            start_timeout_s=self.start_timeout_s,
+            gpus=gpus,
+            media_hosts=list(self.media_hosts),
+            stage=self.stage,
+        )
 
 
 class JobRun:
@@ -98,6 +119,7 @@ class JobRun:
         self.finishing: asyncio.Task[None] | None = None
         self.workers: dict[str, WorkerRun] = {}
         self.troubles: dict[str, Trouble] = {}
+        self.was_ready = False
         self.blocked = ""
         self.wait_reason = ""
         now = time.monotonic()
@@ -112,20 +134,21 @@ class JobRun:
     @cached_property
     def launch(self) -> str:
         """What is equal for jobs that one running server can serve as it is."""
-        return launch_of(self.model, self.index.endpoints_used(), self.options.concurrency)
+        return launch_of(self.model, self.index.endpoints_used(), self.options.concurrency, self.options.gpus)
+
+    @cached_property
+    def need(self) -> Need:
+        """What one of its workers takes of a machine."""
+        return need_of(self.model, self.options.gpus)
 
     def setup(self, source: str) -> Setup:
         """Return what a worker of this job is told to run."""
-        return Setup(
+        return msgspec.structs.replace(
+            self.limits.setup(self.model, source, self.options.gpus),
             job=self.row.id,
-            model=self.model,
-            source=source,
             endpoints=sorted(self.index.endpoints_used()),
             concurrency=self.options.concurrency,
             record_timeout_s=self.options.record_timeout_s or (0.0 if needs_device(self.model) else ENDPOINT_TIMEOUT_S),
-            stall_s=self.limits.stall_s,
-            start_stall_s=self.limits.start_stall_s,
-            start_timeout_s=self.limits.start_timeout_s,
         )
 
     def note_report(self, worker: WorkerRun, report: Report, now: float) -> None:
@@ -133,7 +156,9 @@ class JobRun:
         worker.note_report(report)
         if report.done:
             self.last_success = now
-            self.troubles.pop(worker.place(), None)
+            for place in worker.places():
+                self.troubles.pop(place, None)
+        self.was_ready = self.was_ready or report.phase is Phase.READY
         if report.phase is Phase.LOADING:
             self.last_success = now
 
@@ -147,11 +172,9 @@ class JobRun:
         while len(self._marks) > 2 and now - self._marks[1][0] > _RATE_WINDOW_S:
             self._marks.pop(0)
 
-    def start_failed(self, place: str, words: str, hopeless: bool, now: float) -> None:
-        """Count a worker that would not start, or ended by itself, against its place; `hopeless`: for good."""
-        before = self.troubles.get(place)
-        count = MOST_STARTS if hopeless else (before.count if before else 0) + 1
-        self.troubles[place] = Trouble(place, count, now, words)
+    def start_failed(self, places: Iterable[str], words: str, hopeless: bool, now: float) -> None:
+        """Count a worker that would not start, or ended by itself, against its places; `hopeless`: for good."""
+        count_failure(self.troubles, places, words, hopeless, now)
 
     def found_full(self, now: float, what: str) -> None:
         """Something did not fit on the disk, as `what` says: try again after a pause that grows."""
@@ -176,7 +199,7 @@ class JobRun:
 
     def view(self) -> JobView:
         """Return the job as the planner sees it."""
-        live = tuple(WorkerView(w.id, w.source, w.device, w.is_leaving()) for w in self.workers.values())
+        live = tuple(WorkerView(w.id, w.source, w.devices, w.is_leaving()) for w in self.workers.values())
         sources = places_of(self.model)
         return JobView(
             id=self.row.id,
@@ -191,6 +214,8 @@ class JobRun:
             out_of_time=bool(self.options.timeout_s) and self.ran_s >= self.options.timeout_s,
             name=self.row.name or "",
             launch=self.launch,
+            need=self.need,
+            was_ready=self.was_ready,
             broken=str(self.failure) if self.failure else "",
         )
 
@@ -222,6 +247,14 @@ class JobRun:
         """Return what a worker waits for, where that is why the job does not get on."""
         starting = self.row.state is State.STARTING
         return next((w.note for w in self.workers.values() if w.note and (starting or w.pushed_back)), "")
+
+
+def count_failure(troubles: dict[str, Trouble], places: Iterable[str], words: str, hopeless: bool, now: float) -> None:
+    """Count a failed start against its places; `hopeless`: another one would fail as well."""
+    for place in places:
+        before = troubles.get(place)
+        count = MOST_STARTS if hopeless else (before.count if before else 0) + 1
+        troubles[place] = Trouble(place, count, now, words)
 
 
 def counts_of(totals: Totals) -> dict[str, int]:

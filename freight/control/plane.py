@@ -8,20 +8,24 @@ import uuid
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Protocol
 
 import msgspec
 
-from freight.control.apply import Apply, MakePlaces
+from freight.control.apply import Apply
 from freight.control.jobrun import JobRun
+from freight.control.policy import Policy
 from freight.control.roster import Roster
+from freight.control.starts import MakePlaces
 from freight.control.workerrun import WorkerRun
+from freight.core.actions import PinAction
+from freight.core.device import Device
 from freight.core.job import FINAL, Event, State
 from freight.core.messages import PROTOCOL, Order, Orders, Phase, Report
-from freight.core.plan import DeviceView, Snapshot, StopWarm, plan
+from freight.core.plan import plan
 from freight.core.progress import Progress
+from freight.core.snapshot import DeviceView, Snapshot
 from freight.errors import FreightError, OperationError
 from freight.launchers.base import Launcher
 from freight.store.catalog import Catalog
@@ -33,6 +37,10 @@ log = logging.getLogger("freight.plane")
 _TICK_S: Final = 0.25
 # An adopted worker that has not reported by then is ended: nobody else may have its records before.
 ATTACH_S: Final = 30.0
+# An adopted worker that serves no job is waited for this long before anything is planned.
+ADOPTED_S: Final = 2.0
+# A worker that has been started reports within this, long before its server is up.
+FIRST_REPORT_S: Final = 120.0
 
 
 class Listener(Protocol):
@@ -49,19 +57,6 @@ class Listener(Protocol):
 
 # Makes a listener on a Unix socket, given what answers a worker's report with its orders, both encoded.
 Listen = Callable[[Path, Callable[[bytes], Awaitable[bytes]]], Listener]
-
-
-@dataclass(frozen=True, slots=True)
-class Policy:
-    """How a control plane treats its jobs. A worker that serves none stays for `keep_warm_s`.
-
-    `ended` is awaited with each job that came to a final state. `shared`: there are several jobs, and what breaks one
-    of them ends that one alone.
-    """
-
-    keep_warm_s: float = 0.0
-    shared: bool = False
-    ended: Callable[[JobRun], Awaitable[None]] | None = None
 
 
 class ControlPlane:
@@ -93,9 +88,8 @@ class ControlPlane:
         self._stopping = False
         self._failure: BaseException | None = None
         self.apply = Apply(
-            catalog, launcher, control, writer, self._changed, self.roster, make_places,
-            policy.keep_warm_s, policy.shared, self.deciding,
-        )  # fmt: skip
+            catalog, launcher, control, writer, self._changed, self.roster, make_places, policy, self.deciding
+        )
 
     async def start(self) -> None:
         """Begin to listen to workers."""
@@ -122,11 +116,20 @@ class ControlPlane:
     async def serve(self) -> None:
         """Run jobs as they come until `stop`; raise what made it impossible to go on, with all workers gone."""
         try:
+            await self._hear_adopted()
             while not self._stopping:
                 await self._step(time.monotonic())
                 await self._pause()
         finally:
             await self._wind_up()
+
+    async def _hear_adopted(self) -> None:
+        """Wait a moment for the adopted workers that serve no job: a job of their model is to join them."""
+        until = time.monotonic() + ADOPTED_S
+        while not self._stopping and time.monotonic() < until:
+            if all(worker.attached for worker in self.roster.warm()):
+                return
+            await self._pause()
 
     async def _pause(self) -> None:
         with suppress(TimeoutError):
@@ -164,13 +167,14 @@ class ControlPlane:
 
     async def _step(self, now: float) -> None:
         self._check_going(now)
+        await self.apply.starts.look_around(now)
         async with self.deciding:
             for job in list(self.roster.open.values()):
                 job.tick(now)
                 await self.apply.follow(job)
             for action in plan(self._snapshot(now), now):
-                if isinstance(action, StopWarm):
-                    self.apply.stop_warm(action.worker)
+                if isinstance(action, PinAction):
+                    await self.apply.do_for_pins(action)
                 else:
                     await self.apply.do(action)
             for job in list(self.roster.open.values()):
@@ -191,17 +195,28 @@ class ControlPlane:
         if self._lock.is_lost:
             raise OperationError("another run took the state folder over: this one was not seen to live for a while")
         for worker in self.roster.workers.values():
-            if not worker.attached and now - worker.since > ATTACH_S:
+            since = now - worker.since
+            if not worker.attached and since > ATTACH_S:
                 self.apply.stop_worker(worker, grace_s=0.0)
+            elif worker.attached and not worker.last_number and since > FIRST_REPORT_S and not worker.is_leaving():
+                # Not told to stop: this is a start that failed, and counts.
+                worker.note = f"the worker did not report within {FIRST_REPORT_S:g} s"
+                self.apply.expect_end(worker, grace_s=0.0)
 
     def _snapshot(self, now: float) -> Snapshot:
-        devices = [DeviceView(device.id, self.apply.stranger(device.id, now)) for device in self._launcher.devices()]
+        pins = [pin.view(now) for pin in self.roster.pins.values()]
         return Snapshot(
             tuple(job.view() for job in self.roster.in_turn()),
-            tuple(devices),
+            tuple(self._device_view(device, now) for device in self._launcher.devices()),
             tuple(worker.warm_view() for worker in self.roster.warm()),
             self._policy.keep_warm_s,
+            tuple(pin for pin in pins if pin is not None),
+            self.apply.starts.pacing(self._policy.most_loads),
         )
+
+    def _device_view(self, device: Device, now: float) -> DeviceView:
+        held_by = self.apply.quarantine.held_by(device.id) or self.apply.starts.stranger(device.id, now)
+        return DeviceView(device.id, held_by, device.is_gpu(), device.label())
 
     async def _exchange(self, encoded: bytes) -> bytes:
         """Take a worker's report and return its orders, both as MessagePack."""
@@ -250,8 +265,13 @@ class ControlPlane:
         else:
             worker.note_report(report)
             # What an earlier control plane let go of while it held something yet: the job is done with.
-            worker.stopping = worker.stopping or (job is None and report.phase is not Phase.IDLE)
+            is_lost = report.phase is not Phase.IDLE and not self.roster.is_pinned(worker)
+            if job is None and is_lost:
+                self.apply.stop_worker(worker)
+        if report.phase in (Phase.FAILED, Phase.STOPPED):
+            self.apply.expect_end(worker)
         worker.attached = True
+        await self.apply.loaded(worker)
         if news or worker.is_leaving():
             self._changed.set()
         if news and job is not None:
@@ -278,7 +298,8 @@ class ControlPlane:
         """Return the orders of a worker that is to go on."""
         job = worker.job
         if job is None:
-            return Orders(PROTOCOL, Order.RUN)
+            setup = worker.setup if report.number == 1 else None
+            return Orders(PROTOCOL, Order.RUN, setup=setup)
         if report.job != job.row.id:
             return Orders(PROTOCOL, Order.RUN, setup=job.setup(worker.source))
         if worker.release is not None:

@@ -20,20 +20,24 @@ from freight.store.database import STORAGE_ERRORS
 
 log = logging.getLogger("freight.service")
 
+# What is not gone by then goes into quarantine: the service need not wait for it.
+_SWEEP_S: Final = 5.0
 _GOING: Final = frozenset({State.STARTING, State.RUNNING, State.SUSPENDED, State.CANCELLING})
 
 
 async def recover(context: Context, shelf: Shelf, submission: Submission, launcher: Launcher) -> None:
     """Bring jobs and workers of an earlier service into this one."""
     jobs = await context.write(context.catalog.jobs)
+    await context.plane.apply.quarantine.take_up()
     await context.in_thread(context.folder.tidy, {row.id for row in jobs}, UPLOAD_KEPT_S)
     unfinished = {row.id: row for row in await context.write(context.catalog.unfinished)}
     living = {row.id: row for row in await context.write(context.catalog.live_workers)}
     adopted: dict[str, list[WorkerRun]] = {}
+    until = time.monotonic() + _SWEEP_S
     for row in living.values():
         worker = _adopted(row, launcher)
         if worker is None:
-            await _end(context, row, launcher)
+            await _end(context, row, launcher, until)
             continue
         log.info("worker %s lives on", row.id)
         context.plane.roster.workers[row.id] = worker
@@ -55,9 +59,9 @@ def _adopted(row: WorkerRow, launcher: Launcher) -> WorkerRun | None:
     if process is None:
         return None
     return WorkerRun(
-        row.id, row.source, row.device, Path(row.folder), Path(row.log), process,
+        row.id, row.source, tuple(row.devices), Path(row.folder), Path(row.log), process,
         launch=row.launch.get("key", ""), model=row.launch.get("model", ""), started_at=row.started_at,
-        attached=False, since=time.monotonic(),
+        attached=False, since=time.monotonic(), loading_since=None, store=row.launch.get("store", ""),
     )  # fmt: skip
 
 
@@ -90,9 +94,10 @@ async def _last_event(context: Context, row: JobRow) -> float:
     return events[-1].at if events else row.created_at
 
 
-async def _end(context: Context, row: WorkerRow, launcher: Launcher) -> None:
-    """End what is left of a worker that is gone itself, and keep what it wrote."""
-    await context.in_thread(sweep_worker, row, launcher)
+async def _end(context: Context, row: WorkerRow, launcher: Launcher, until: float) -> None:
+    """End what is left of a worker that is gone itself, and keep what it wrote. `until` is on the monotonic clock."""
+    for left in await context.in_thread(sweep_worker, row, launcher, max(0.0, until - time.monotonic())):
+        await context.plane.apply.quarantine.enter(left)
     if row.job is not None:
         stints = await context.write(context.catalog.stints, row.job)
         number = next((stint.number for stint in stints if stint.worker == row.id), 0)

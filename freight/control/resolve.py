@@ -1,26 +1,27 @@
 """What `--model` means: from what the user typed to a model that a job can run."""
 
+import asyncio
 import hashlib
 import os
 import re
+import shlex
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Final
 
 import msgspec
 
-from freight.config import Config
+from freight.config import Config, data_folder
 from freight.core.model import EngineName, ModelEntry, ModelSpec
 from freight.engines.base import Address, read_key
+from freight.engines.checkpoint import folder_fingerprint
 from freight.engines.client import EngineClient, Unreachable
-from freight.engines.command import check_command
 from freight.engines.endpoint import KEY_VARIABLE, base_url
-from freight.engines.gguf import read_gguf
-from freight.engines.registry import engine_of
+from freight.engines.entry import check_entry, is_hub_id
 from freight.errors import UserError, refusing
+from freight.store.hub import find_model
 from freight.store.registry import BUILT_IN
 
-_HUB_ID: Final = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+(:[\w.-]+)?")
 # In a model's identity: its entry's variables, or that it has none.
 ENV_IDENTITY: Final = "env"
 NO_ENV: Final = "none"
@@ -64,18 +65,27 @@ def find_entry(typed: str, config: Config) -> tuple[str, ModelEntry]:
         return registered, config.models[registered]
     with refusing(f"cannot look for the model {typed!r}", _what_there_is(config)):
         path = Path(typed).expanduser()
-        if path.is_file() or typed.endswith(".gguf"):
+        if path.is_file() or (typed.endswith(".gguf") and not is_hub_id(typed)):
             return path.stem, ModelEntry(engine=EngineName.LLAMACPP, source=str(path.absolute()))
         if path.is_dir():
-            return path.name, ModelEntry(engine=EngineName.VLLM, source=str(path.absolute()))
+            return path.absolute().name, ModelEntry(engine=EngineName.VLLM, source=str(path.absolute()))
     if re.fullmatch(r"[\w.-]+:\d+(/.*)?", typed):
         raise UserError(f"there is no model {typed}", f"for a server's URL write http://{typed}")
-    if _HUB_ID.fullmatch(typed):
-        raise UserError(
-            f"there is no model {typed}; models of a hub cannot be fetched by this version",
-            "download it and name the .gguf file, or pass the URL of a server that runs it",
-        )
+    if is_hub_id(typed):
+        engine = EngineName.LLAMACPP if _pulled(typed).suffix == ".gguf" else EngineName.VLLM
+        return typed.partition(":")[0].rpartition("/")[2], ModelEntry(engine=engine, source=typed)
     raise UserError(f"there is no model {typed}", _what_there_is(config))
+
+
+def _pulled(hub_id: str) -> Path:
+    """Return where the model of a hub lies on this machine; raise UserError when it was not fetched."""
+    found = find_model(data_folder(), hub_id)
+    if found is None:
+        raise UserError(
+            f"there is no model {hub_id} on this machine",
+            f"fetch it first: freight models pull {shlex.quote(hub_id)}; or name a .gguf file, a folder or a URL",
+        )
+    return found
 
 
 def _what_there_is(config: Config) -> str:
@@ -91,70 +101,73 @@ async def resolve(
     An endpoint that does not answer is waited for: `wait` is awaited with the reason between tries.
     Raises UserError for what can never run.
     """
+    # In a thread, as the model may lie on a disk that is slow, or does not answer.
+    name, entry, model = await asyncio.to_thread(_look_up, typed, config, ignore_record_model)
+    return model or await _resolve_endpoint(typed, name, entry, ignore_record_model, wait)
+
+
+def _look_up(typed: str, config: Config, ignore_record_model: bool) -> tuple[str, ModelEntry, ModelSpec | None]:
+    """Return the name and entry that `typed` stands for, and the model where its server is to be started."""
     name, entry = find_entry(typed, config)
     entry = msgspec.structs.replace(entry, source=_expanded(entry))
     check_entry(name, entry)
     if entry.engine is EngineName.ENDPOINT:
-        return await _resolve_endpoint(typed, name, entry, ignore_record_model, wait)
-    sources = entry.sources()
-    if entry.engine is EngineName.LLAMACPP:
-        path = Path(sources[0])
-        cache = str(entry.prompt_cache).lower()
-        identity = {"engine": "llamacpp", "model file": f"{path.name} ({fingerprint(path)})", "prompt_cache": cache}
-    else:
-        command = " ".join([*entry.command, *entry.args])
-        identity = {
-            "engine": "command",
-            "command": command,
-            "model source": " ".join(sources),
-            ENV_IDENTITY: env_digest(entry.env),
-        }
-    names = {typed, name, *entry.aliases, *(Path(source).stem for source in sources)}
+        return name, entry, None
+    with refusing(f"cannot read the source of model {name}", "name one that you may read"):
+        return name, entry, started_model(typed, name, entry, ignore_record_model)
+
+
+def started_model(typed: str, name: str, entry: ModelEntry, ignore_record_model: bool = False) -> ModelSpec:
+    """Return the model of an entry whose server Freight starts; its sources are then on this machine."""
+    named = entry.sources()
+    entry = _on_this_machine(name, entry)
+    names = {typed, name, *entry.aliases, *(_stem(source) for source in named)}
     fits = None if ignore_record_model else frozenset(names)
+    identity = _identity(entry, named)
     identity |= {"context": str(entry.context or "default"), "aliases": " ".join(sorted(entry.aliases))}
     return ModelSpec(name, entry, typed, fits, name, frozenset(), identity)
+
+
+def _stem(source: str) -> str:
+    """Return what people call a source: a file without its ending, a folder with all of its name."""
+    path = Path(source)
+    return path.stem if path.suffix == ".gguf" or path.is_file() else path.name
+
+
+def _on_this_machine(name: str, entry: ModelEntry) -> ModelEntry:
+    """Return the entry with models of a hub as the paths where they lie; raise UserError for one that is not here."""
+    if entry.engine is EngineName.COMMAND:
+        return entry
+    paths = [str(_pulled(source)) if is_hub_id(source) else source for source in entry.sources()]
+    entry = msgspec.structs.replace(entry, source=paths)
+    check_entry(name, entry)
+    return entry
+
+
+def _identity(entry: ModelEntry, named: list[str]) -> dict[str, str]:
+    if entry.engine is EngineName.COMMAND:
+        command = " ".join([*entry.command, *entry.args])
+        about = {"engine": "command", "command": command, "model source": " ".join(named)}
+        return about | {ENV_IDENTITY: env_digest(entry.env)}
+    path = Path(entry.sources()[0])
+    about = {"engine": entry.engine.value}
+    if path.is_dir():
+        about["checkpoint"] = f"{_stem(named[0])} ({folder_fingerprint(path)})"
+    else:
+        about["model file"] = f"{path.name} ({fingerprint(path)})"
+    if entry.engine is EngineName.LLAMACPP:
+        about["prompt_cache"] = str(entry.prompt_cache).lower()
+    # Said only where there are any, so that what was resolved before there could be is still the same.
+    if entry.args:
+        about["arguments"] = " ".join(entry.args)
+    if entry.env:
+        about[ENV_IDENTITY] = env_digest(entry.env)
+    return about
 
 
 def env_digest(env: dict[str, str]) -> str:
     """Return what tells an entry's variables from others: they may be secrets, so that they themselves are not kept."""
     return hashlib.sha256(repr(sorted(env.items())).encode()).hexdigest()[:16] if env else NO_ENV
-
-
-# Options of an entry that say nothing to some engines: refused there, never ignored.
-_NO_EFFECT: Final = {
-    EngineName.LLAMACPP: ("args", "executable", "command", "env", "api_key_file", "api_key_env"),
-    EngineName.ENDPOINT: ("args", "executable", "command", "env", "context", "gpus", "prompt_cache"),
-    EngineName.COMMAND: ("executable", "prompt_cache", "api_key_file", "api_key_env"),
-}
-
-
-def check_entry(name: str, entry: ModelEntry) -> None:
-    """Raise UserError for an entry that could never run, or has options without effect."""
-    engine_of(entry.engine)
-    for option in _NO_EFFECT[entry.engine]:
-        if getattr(entry, option):
-            raise UserError(
-                f"model {name}: {option} has no effect on engine {entry.engine} in this version", "leave it out"
-            )
-    for variable, value in entry.env.items():
-        if not variable or "=" in variable or "\0" in variable + value:
-            raise UserError(f"model {name}: {variable!r} cannot be a variable of env", "correct its entry")
-    sources = entry.sources()
-    if entry.engine is EngineName.ENDPOINT:
-        if not sources:
-            raise UserError(f"model {name} has engine endpoint but no source", 'set source = "http://HOST:PORT"')
-        for source in sources:
-            base_url(source)
-    elif entry.engine is EngineName.COMMAND:
-        check_command(name, entry.command, sources[0] if sources else "")
-    else:
-        if len(sources) != 1:
-            raise UserError(
-                f"model {name} has engine llamacpp and needs one source, a .gguf file", 'set source = "/path/m.gguf"'
-            )
-        if not Path(sources[0]).is_file():
-            raise UserError(f"there is no model file {sources[0]}", "check the path")
-        read_gguf(Path(sources[0]))
 
 
 def _expanded(entry: ModelEntry) -> list[str]:

@@ -7,6 +7,7 @@ import time
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -14,11 +15,12 @@ import msgspec
 
 from freight import __version__
 from freight.config import Config
-from freight.control.checks import engine_limits
+from freight.control.checks import policy_of
 from freight.control.context import Context
 from freight.control.finding import Finder, unfinished
 from freight.control.jobrun import JobRun
-from freight.control.plane import ControlPlane, Listen, Policy
+from freight.control.machine import Machine
+from freight.control.plane import ControlPlane, Listen
 from freight.control.recovery import recover
 from freight.control.servicefolder import ServiceFolder
 from freight.control.shelf import Shelf
@@ -26,12 +28,12 @@ from freight.control.sockets import make_private, runtime_folder
 from freight.control.streams import Streams
 from freight.control.submission import Submission
 from freight.control.uploads import UPLOAD_KEPT_S, Uploads
-from freight.control.views import worker_status
 from freight.core.job import FINAL, Event, State
 from freight.core.record import INTAKE_CODES
-from freight.core.view import API_VERSION, JobRequest, JobStatus, ServerInfo, Submitted, Upload, WorkerStatus
+from freight.core.view import API_VERSION, JobRequest, JobStatus, ServerInfo, Submitted, Upload
 from freight.errors import FreightError, NoSuchJob, WrongState
-from freight.launchers.local import LocalLauncher, local_devices
+from freight.launchers.devices import find_devices
+from freight.launchers.local import LocalLauncher
 from freight.launchers.locks import lock_folder
 from freight.store.catalog import JobRow
 from freight.store.database import STORAGE_ERRORS, Sharing
@@ -50,12 +52,12 @@ class Service:
     def __init__(self, folder: ServiceFolder, settings: Callable[[], Config], listen: Listen) -> None:
         """Open the folder, which must be claimed; raise FreightError where its contents or the settings forbid that."""
         config = settings()
-        pool = config.pools.get("local")
-        devices = local_devices(config.local_devices())
+        pool = config.local_pool()
+        looks = find_devices(pool.devices, os.environ)
         catalog = folder.open_catalog(Sharing.WRITER)
         writer = ThreadPoolExecutor(1, "freight-writer")
-        self._launcher = LocalLauncher(devices, lock_folder(), outlive=True)
-        policy = Policy(pool.keep_warm_s if pool else 0.0, shared=True, ended=self._ended)
+        self._launcher = LocalLauncher(looks, lock_folder(), outlive=True)
+        policy = replace(policy_of(config), keep_warm_s=pool.keep_warm_s, shared=True, ended=self._ended)
         plane = ControlPlane(
             catalog, self._launcher, folder.lock, writer, listen, folder.control_socket, self._places, policy
         )
@@ -69,7 +71,8 @@ class Service:
             scanners=ThreadPoolExecutor(_SCANNERS, "freight-scanner"),
             plane=plane,
             settings=settings,
-            limits=engine_limits(config),
+            devices=looks.devices(),
+            limits=policy.limits,
         )
         self._retention_s: float | None = config["retention"]
         self._shelf = Shelf(self._context)
@@ -77,8 +80,9 @@ class Service:
         self._submission = Submission(self._context, self._shelf, self._uploads)
         self.finder = Finder(self._context)
         self.streams = Streams(self._context, self.finder)
+        self.machine = Machine(self._context, self._launcher)
 
-    def _places(self, job: JobRun, worker: str) -> tuple[Path, Path]:
+    def _places(self, job: JobRun | None, worker: str) -> tuple[Path, Path]:
         # Each has a folder for sockets of its own: it may outlive this process, and the next finds it in the catalog.
         folder = runtime_folder()
         make_private(self._context.folder.workers)
@@ -86,6 +90,7 @@ class Service:
 
     async def start(self) -> None:
         """Take up what an earlier service left, and begin to hear workers."""
+        await self.machine.take_up_pins()
         await recover(self._context, self._shelf, self._submission, self._launcher)
         await self._context.plane.start()
 
@@ -139,6 +144,8 @@ class Service:
     async def submit(self, request: JobRequest, key: str | None) -> Submitted:
         """Make a job of an upload."""
         made = await self._submission.submit(request, key)
+        if made.is_new:
+            await self.machine.renew_pins()
         job = await self.finder.status(made.id)
         if made.is_new:
             log.info("job %s (%s): %s records", job.name, job.id, job.records)
@@ -203,18 +210,17 @@ class Service:
             await self._context.write(self._context.catalog.delete, row.id)
         await self._context.in_thread(self._context.folder.forget, row.id)
 
-    def workers(self) -> list[WorkerStatus]:
-        """Return the workers there are."""
-        return [worker_status(worker) for worker in self._context.plane.roster.workers.values()]
-
     async def _ended(self, job: JobRun) -> None:
         log.info("job %s (%s): %s", job.row.name, job.row.id, job.row.state)
         await self._shelf.close(job)
 
     async def _sweep(self) -> None:
-        """Now and then remove finished jobs that are older than the settings want, and uploads that nobody used."""
+        """Now and then remove finished jobs that are older than the settings want, and uploads that nobody used; and
+        have pins follow the settings.
+        """
         while True:
             try:
+                await self.machine.renew_pins()
                 await self._context.in_thread(self._context.folder.tidy_uploads, UPLOAD_KEPT_S)
                 if self._retention_s is not None:
                     await self._forget_old(time.time() - self._retention_s)

@@ -1,6 +1,7 @@
 """Jobs of the service as they lie on disk: putting them in the queue, opening them, closing them."""
 
 import time
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -12,9 +13,11 @@ from freight.control.dispatcher import Dispatcher
 from freight.control.inputs import InputFile
 from freight.control.intake import Index
 from freight.control.jobrun import JobOptions, JobRun, launch_of
+from freight.control.placing import gpus_of, need_of
 from freight.control.resolve import ENV_IDENTITY, NO_ENV, env_digest
 from freight.control.waiting import WaitingJob
-from freight.core.job import Event, State, Totals, running_s
+from freight.core.device import Device
+from freight.core.job import Totals, running_s
 from freight.core.model import ModelSpec
 from freight.core.view import JobRequest
 from freight.errors import FreightError, OperationError, UserError
@@ -46,10 +49,11 @@ def model_of(row: JobRow) -> ModelSpec:
     return msgspec.convert(row.spec["model"], ModelSpec)
 
 
-def options_of(row: JobRow) -> JobOptions:
-    """Return how a job is to be run."""
+def options_of(row: JobRow, model: ModelSpec, devices: Sequence[Device]) -> JobOptions:
+    """Return how a job is to be run on a machine with these devices."""
     request = request_of(row)
-    return JobOptions(request.workers, request.timeout_s, request.record_timeout_s, request.concurrency)
+    gpus = gpus_of(model, request.gpus, devices)
+    return JobOptions(request.workers, request.timeout_s, request.record_timeout_s, request.concurrency, gpus)
 
 
 def output_of(row: JobRow) -> Path | None:
@@ -76,12 +80,14 @@ class Shelf:
     async def waiting(self, row: JobRow) -> WaitingJob:
         """Return a job as it stands in the queue."""
         events = await self._context.look(self._context.reader.events, row.id)
-        ran_s = running_s([(e.at, Event(e.event), State(e.state)) for e in events], time.time())
+        ran_s = running_s([(e.at, e.event, e.state) for e in events], time.time())
         return await self._context.in_thread(self._waiting, row, ran_s)
 
     def _waiting(self, row: JobRow, ran_s: float) -> WaitingJob:
-        model, options = model_of(row), options_of(row)
-        waiting = WaitingJob(row, model, options, "", Totals(), row.records or 0, ran_s, self.open)
+        model = model_of(row)
+        options = options_of(row, model, self._context.devices)
+        need = need_of(model, options.gpus)
+        waiting = WaitingJob(row, model, options, "", Totals(), row.records or 0, ran_s, self.open, need)
         try:
             waiting.model = model = self._with_variables(model)
         except FreightError as error:
@@ -89,7 +95,7 @@ class Shelf:
             return waiting
         try:
             index = Index.load(self._context.folder.index(row.id))
-            waiting.launch = launch_of(model, index.endpoints_used(), options.concurrency)
+            waiting.launch = launch_of(model, index.endpoints_used(), options.concurrency, options.gpus)
             results = self._context.folder.open_results(row.id, Sharing.READER)
             try:
                 waiting.totals = results.totals(row.retried)

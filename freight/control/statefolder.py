@@ -14,7 +14,7 @@ from freight.control.output import is_ours
 from freight.control.sockets import RUNTIME_PREFIX
 from freight.core.job import State
 from freight.errors import OperationError, UserError, refusing
-from freight.launchers.base import Launcher
+from freight.launchers.base import Launcher, Remains
 from freight.store.catalog import Catalog, JobRow
 from freight.store.database import STORAGE_ERRORS, StorageFull
 from freight.store.folder import FolderLock
@@ -167,10 +167,15 @@ class StateFolder:
     def _input_path(self, sha256: str) -> Path:
         return self.path / f"input-{sha256[:16]}.jsonl"
 
-    def sweep(self, launcher: Launcher) -> None:
-        """End and remove what an earlier run that was killed left behind."""
+    def sweep(self, launcher: Launcher, within_s: float) -> list[Remains]:
+        """End and remove what an earlier run that was killed left behind.
+
+        Returns its devices that are not as before after `within_s`.
+        """
+        until = time.monotonic() + within_s
+        remains: list[Remains] = []
         for worker in self.catalog.live_workers():
-            launcher.sweep(worker.id)
+            remains += launcher.sweep(worker.id, worker.process, max(0.0, until - time.monotonic()))
             self.catalog.worker_ended(worker.id, "swept after its control plane had ended", time.time())
         note = self.path / RUNTIME_NOTE
         if note.exists():
@@ -183,6 +188,7 @@ class StateFolder:
             # A run that was killed during intake left a folder and no job.
             if entry.is_dir() and entry.name not in jobs:
                 shutil.rmtree(entry, ignore_errors=True)
+        return remains
 
     def note_runtime(self, folder: Path) -> None:
         """Note the folder for sockets, before anything is in it, for whoever sweeps after this run."""

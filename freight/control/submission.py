@@ -22,6 +22,7 @@ from freight.control.inputs import InputFile, inspect
 from freight.control.intake import Index, Problem, scan
 from freight.control.jobrun import counts_of
 from freight.control.naming import check_name, readable_name
+from freight.control.placing import check_place
 from freight.control.resolve import choose_model, resolve
 from freight.control.shelf import Shelf, kept_model, model_of, request_of, spec_of
 from freight.control.uploads import Uploads
@@ -130,7 +131,7 @@ class Submission:
             file.close()
         name, why = choose_model(request.model, next(iter(sample.models), None), config)
         model = await _model(name, request, config)
-        _check_gpus(request, model)
+        await self._context.in_thread(check_place, "the job", model, request.gpus, self._context.devices)
         check_models(file.shown, model, sample)
         notes = tuple(note for note in (why, sample.budget_note()) if note)
         return _Resolved(request, model, upload, sha256, notes)
@@ -144,7 +145,7 @@ class Submission:
         request, before = request_of(row), model_of(row)
         try:
             model = await _model(request.model or before.name, request, self._context.settings())
-            _check_gpus(request, model)
+            await self._context.in_thread(check_place, "the job", model, request.gpus, self._context.devices)
             if model.identity != before.identity and await self._context.in_thread(self._has_answers, row.id):
                 return row.spec
         except FreightError:
@@ -367,17 +368,8 @@ def _check_options(request: JobRequest) -> None:
         raise UserError(f"there is no pool {request.pool}", "pools: local")
     for name, (least, most) in _RANGES.items():
         value = getattr(request, name)
-        if not least <= value <= most:
+        if value is not None and not least <= value <= most:
             raise UserError(f"{name} is {value}", f"{name} must be from {least:g} to {most:g}")
-
-
-def _check_gpus(request: JobRequest, model: ModelSpec) -> None:
-    gpus = request.gpus or model.entry.gpus
-    if gpus:
-        raise UserError(
-            f"the job asks for {gpus} GPUs per worker; this machine's pool has CPU devices only",
-            "leave out --gpus, or set gpus = 0 in the model's entry to run it on the CPU",
-        )
 
 
 def _check_output(folder: Path, name: str) -> None:

@@ -11,7 +11,7 @@ from freight.control.jobrun import JobRun
 from freight.control.shelf import output_of, request_of
 from freight.control.waiting import WaitingJob
 from freight.control.workerrun import WorkerRun
-from freight.core.job import FINAL, Event, State, Totals, running_s
+from freight.core.job import FINAL, Totals, running_s
 from freight.core.progress import Progress
 from freight.core.view import FailureKind, JobEvent, JobStatus, JobSummary, WorkerStatus
 from freight.store.catalog import EventRow, JobRow
@@ -94,7 +94,7 @@ def status(row: JobRow, hand: InHand, events: Sequence[EventRow], failures: Sequ
         cached_tokens=totals.cached_tokens,
         **_pace(hand.progress(time.monotonic()) if isinstance(hand, JobRun) else None),
         failures=[FailureKind(code=f.code, status=f.status, count=f.count, example=f.example) for f in failures],
-        workers=[worker_status(worker) for worker in workers],
+        workers=[worker_status(worker, False) for worker in workers],
         events=[JobEvent(at=when(e.at) or "", event=e.event, state=e.state, detail=e.detail) for e in events],
     )
 
@@ -103,7 +103,7 @@ def _ran_s(row: JobRow, hand: InHand, events: Sequence[EventRow]) -> float:
     if isinstance(hand, (JobRun, WaitingJob)):
         return hand.ran_s
     until = row.finished_at if row.state in FINAL and row.finished_at else time.time()
-    return running_s([(e.at, Event(e.event), State(e.state)) for e in events], until)
+    return running_s([(e.at, e.event, e.state) for e in events], until)
 
 
 def _pace(progress: Progress | None) -> dict[str, Any]:
@@ -118,9 +118,9 @@ def _pace(progress: Progress | None) -> dict[str, Any]:
     }
 
 
-def worker_status(worker: WorkerRun) -> WorkerStatus:
+def worker_status(worker: WorkerRun, is_pinned: bool) -> WorkerStatus:
     """Return a worker in the words of the API."""
-    job = worker.job
+    job, load = worker.job, worker.load
     return WorkerStatus(
         id=worker.id,
         model=worker.model,
@@ -131,4 +131,9 @@ def worker_status(worker: WorkerRun) -> WorkerStatus:
         number=worker.number if job is not None else None,
         in_flight=worker.in_flight,
         started_at=when(worker.started_at) or "",
+        devices=list(worker.devices),
+        pinned=is_pinned,
+        running=load.running if load else None,
+        waiting=load.waiting if load else None,
+        cache_use=load.cache_use if load else None,
     )

@@ -1,12 +1,13 @@
 """A job of the service that nobody works on yet: known by its row alone, opened when its turn comes."""
 
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from freight.control.jobrun import JobOptions, JobRun, needs_device, places_of
+from freight.control.jobrun import JobOptions, JobRun, places_of
+from freight.control.placing import needs_device
 from freight.core.job import Totals
 from freight.core.model import ModelSpec
-from freight.core.plan import JobView
+from freight.core.snapshot import JobView, Need
 from freight.store.catalog import JobRow
 
 
@@ -14,7 +15,8 @@ from freight.store.catalog import JobRow
 class WaitingJob:
     """A job in the queue. `open` reads its index and results; `reason` is why it waits, `failure` why it cannot go on.
 
-    `left` is the number of records to run, `ran_s` the running time that it has used up already.
+    `left` is the number of records to run, `ran_s` the running time that it has used up already, `need` what one of its
+    workers takes.
     """
 
     row: JobRow
@@ -25,6 +27,7 @@ class WaitingJob:
     left: int
     ran_s: float
     open: Callable[["WaitingJob"], Awaitable[JobRun]]
+    need: Need = field(default_factory=Need)
     reason: str = ""
     failure: str = ""
 
@@ -42,4 +45,5 @@ class WaitingJob:
             broken=self.failure,
             name=self.row.name or "",
             launch=self.launch,
+            need=self.need,
         )

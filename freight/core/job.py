@@ -44,6 +44,13 @@ class Event(StrEnum):
     RETRIED = "errors retried"
 
 
+class Note(StrEnum):
+    """What the timeline of a job tells beside its events: it changes no state."""
+
+    LOADING = "model loading"
+    LOADED = "model loaded"
+
+
 FINAL: Final = frozenset({State.COMPLETED, State.FAILED, State.CANCELLED, State.TIMED_OUT})
 
 _UNFINISHED: Final = (State.QUEUED, State.STARTING, State.RUNNING, State.SUSPENDED, State.FINALIZING)
@@ -79,10 +86,10 @@ NEXT: Final[dict[tuple[State, Event], State]] = {
 }
 
 
-def running_s(events: Sequence[tuple[float, Event, State]], until: float) -> float:
+def running_s(events: Sequence[tuple[float, str, str]], until: float) -> float:
     """Return the seconds for which a job has run since it was last submitted, resumed or retried.
 
-    `events` are (time, event, the state it led to), in order; `until` is the time now, in the same seconds.
+    `events` are (time, event or note, the state it led to), in order; `until` is the time now, in the same seconds.
     """
     total = 0.0
     for place, (at, event, state) in enumerate(events):

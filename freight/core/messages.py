@@ -17,7 +17,7 @@ from freight.core.answer import Line
 from freight.core.model import ModelSpec
 from freight.core.record import Endpoint
 
-PROTOCOL: Final = 2
+PROTOCOL: Final = 3
 # The most that one exchange hands out: records, and bytes of their lines.
 SLICE_RECORDS: Final = 4096
 SLICE_BYTES: Final = 8_000_000
@@ -73,13 +73,24 @@ class Death(msgspec.Struct, array_like=True, frozen=True):
     in_flight: list[int]
 
 
+class Load(msgspec.Struct, array_like=True, frozen=True):
+    """What a server says of itself: requests that run and that wait in it, and the share of its cache in use.
+
+    None where it does not say.
+    """
+
+    running: int | None
+    waiting: int | None
+    cache_use: float | None
+
+
 class Report(msgspec.Struct, frozen=True):
     """What a worker says. `note` explains the phase or what it waits for.
 
     `plane` is the control plane that it last heard from ("" for none), `job` the job that it serves (""). `held` are
     the records that it has, told in answer to ATTACH only.
     `log_tail` and `hopeless` (another start would fail as well) go with FAILED. `want` is the number of records that it
-    has room for; `pushed_back` says that the engine takes none now.
+    has room for; `pushed_back` says that the engine takes none now. `load` is what its server said of itself last.
     """
 
     protocol: int
@@ -98,13 +109,17 @@ class Report(msgspec.Struct, frozen=True):
     plane: str = ""
     job: str = ""
     held: list[Returned] = []
+    load: Load | None = None
 
 
 class Setup(msgspec.Struct, frozen=True):
     """What a worker runs: sent in the orders that answer its first report, and again for each further job.
 
-    `source` is the one of the model's sources that is this worker's, `endpoints` those that the
-    job's records use, `concurrency` the window that the user fixed (0: automatic). A timeout of 0 is none.
+    `job` is "" for a worker that is to have its server up for jobs to come. `gpus` is the number of its GPUs,
+    `media_hosts` those from which the server may fetch, `stage` a folder of the machine into which the model is
+    copied before it is loaded ("": none). `source` is the one of the model's sources that is this worker's,
+    `endpoints` those that the job's records use, `concurrency` the window that the user fixed (0: automatic). A
+    timeout of 0 is none.
     """
 
     job: str
@@ -116,6 +131,9 @@ class Setup(msgspec.Struct, frozen=True):
     stall_s: float
     start_stall_s: float
     start_timeout_s: float
+    gpus: int = 0
+    media_hosts: list[str] = []
+    stage: str = ""
 
 
 class Orders(msgspec.Struct, frozen=True):

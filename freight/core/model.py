@@ -21,7 +21,8 @@ class EngineName(StrEnum):
 class ModelEntry(msgspec.Struct, forbid_unknown_fields=True, frozen=True, omit_defaults=True):
     """A model as the configuration or the registry has it.
 
-    `context` is in tokens per request; `gpus` per worker. `api_key_file` and `api_key_env` say where an
+    `context` is in tokens per request; `gpus` per worker. `args` are the engine's own arguments, `executable` its
+    program: a file, or the folder of a virtual environment. `api_key_file` and `api_key_env` say where an
     endpoint's key is. `env` holds variables for a server that Freight starts.
     """
 
@@ -69,6 +70,13 @@ class ModelSpec(msgspec.Struct, frozen=True):
             return msgspec.structs.replace(self, keep=fits)
         fill = self.fill if self.fill in listed else min(listed)
         return msgspec.structs.replace(self, fill=fill, keep=fits & listed)
+
+    def served_names(self) -> list[str]:
+        """Return the names that a started server is to answer to: what goes into bodies first, then all that fit."""
+        first = self.fill or self.name
+        others = {*(self.fits or ()), self.name, self.typed, *self.entry.aliases} - {first}
+        # What begins with a dash would be read as an option of the server.
+        return [first, *sorted(name for name in others if name and not name.startswith("-"))]
 
     def model_name(self) -> ModelName:
         """Return what goes into a body's `model`."""

@@ -34,7 +34,8 @@ class Upload:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobRequest:
-    """A job to make of an upload. Times in seconds, 0 for none; `concurrency` 0 is automatic.
+    """A job to make of an upload. Times in seconds, 0 for none; `concurrency` 0 is automatic; `gpus` are those of one
+    worker, None as the model's entry says.
 
     `model` None means the first record's, if it is registered, or the default. `typed` is the model in the user's
     own words where `model` was made absolute, `file` the input's name for showing. `output` is a folder on the
@@ -50,7 +51,7 @@ class JobRequest:
     typed: str | None = None
     name: str | None = None
     workers: int = 1
-    gpus: int = 0
+    gpus: int | None = None
     pool: str = "local"
     timeout_s: float = 0.0
     record_timeout_s: float = 0.0
@@ -101,8 +102,11 @@ class JobEvent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerStatus:
-    """A worker. `place` is its device or URL; `job` is None for one that keeps its model warm; `number` is its place
-    among its job's workers, from 1, as in `freight logs --worker`.
+    """A worker. `place` is its devices or its URL; `job` is None for one that keeps its model warm; `number` is its
+    place among its job's workers, from 1, as in `freight logs --worker`.
+
+    `running`, `waiting` and `cache_use` (a share) are what its server says of itself, where it does. `pinned`: its
+    model is to be up always.
     """
 
     id: str
@@ -114,6 +118,11 @@ class WorkerStatus:
     number: int | None
     in_flight: int
     started_at: str
+    devices: list[str] = field(default_factory=list[str])
+    pinned: bool = False
+    running: int | None = None
+    waiting: int | None = None
+    cache_use: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,10 +167,48 @@ class JobPage:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PinStatus:
+    """A pinned model: `workers` of it are to be up, `up` are; `reason` says why there are fewer ("" where all are)."""
+
+    model: str
+    workers: int
+    up: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerList:
-    """The workers there are now, those of jobs and warm ones."""
+    """The workers there are now, those of jobs and warm ones, and the models that are pinned."""
 
     workers: list[WorkerStatus]
+    pins: list[PinStatus] = field(default_factory=list[PinStatus])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceStatus:
+    """A device of the service's machine. `memory` and `memory_used` are in bytes, None where it does not say.
+
+    `state` is free, leased (by a worker of this service: `job` is the one it serves, or None), held (by somebody else)
+    or quarantined (something is left on it); `holder` says by whom, `pid` is their process where it is known.
+    """
+
+    id: str
+    kind: str
+    name: str
+    index: int | None
+    memory: int | None
+    memory_used: int | None
+    state: str
+    holder: str
+    pid: int | None
+    job: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceList:
+    """The devices of the service's machine."""
+
+    devices: list[DeviceStatus]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

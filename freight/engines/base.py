@@ -1,8 +1,9 @@
 """What Freight needs to know of any model server."""
 
 import os
+import secrets
 import socket
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
@@ -36,18 +37,53 @@ class Place:
 
     `folder` is the worker's own (mode 0700, short enough for sockets); `source` its share of the
     model's sources; `endpoints` those that the job uses; `concurrency` the user's, 0 when automatic.
+    `gpus` is how many it has, 0 on the CPU; `media_hosts` those from which records may have media fetched.
+    `shown`: the command is for reading, with placeholders for what each start chooses.
     """
 
     folder: Path
     source: str
     endpoints: frozenset[Endpoint]
     concurrency: int
+    gpus: int = 0
+    media_hosts: tuple[str, ...] = ()
+    shown: bool = False
+
+    def port(self) -> str:
+        """Return a loopback port that is free now, or its placeholder."""
+        return "{port}" if self.shown else str(free_port())
+
+    def key(self) -> str:
+        """Return an API key made for one start, or its placeholder."""
+        # Hexadecimal: a key that began with "-" would be read as an option.
+        return "{api_key}" if self.shown else secrets.token_hex(24)
+
+    def socket_path(self) -> str:
+        """Return the path of the server's Unix socket, or its placeholder."""
+        return "{socket}" if self.shown else str(self.folder / "engine.sock")
+
+
+@dataclass(frozen=True, slots=True)
+class EngineLoad:
+    """What a server is busy with: requests that run and that wait, and how full its cache is (0 to 1), where known."""
+
+    running: int
+    waiting: int
+    cache_use: float | None = None
 
 
 class Engine(Protocol):
-    """One kind of model server. `starts_server`: Freight starts it, on a device; else it runs already."""
+    """One kind of model server. `starts_server`: Freight starts it, on a device; else it runs already.
+
+    `staggers`: several that start at once on one machine mis-measure its free memory.
+    """
 
     starts_server: bool
+    staggers: bool
+
+    def check(self, spec: ModelSpec, gpus: int) -> None:
+        """Raise UserError when this machine cannot start the model's server on so many GPUs, whatever their size."""
+        ...
 
     def command(self, spec: ModelSpec, place: Place) -> ServerCommand | None:
         """Return the server to start; None where one already runs."""
@@ -69,6 +105,14 @@ class Engine(Protocol):
         """Return a count that grows with every token made, from the server's metrics; None without one."""
         ...
 
+    def load(self, metrics: str) -> EngineLoad | None:
+        """Return what the server is busy with, from its metrics; None when they do not say."""
+        ...
+
+    def why(self, log_tail: Sequence[str]) -> str:
+        """Return why the server ended, from its last output, in words that hold nothing of a record; "" if unknown."""
+        ...
+
 
 def metric(text: str, name: str) -> float | None:
     """Return the sum of the samples called `name` in Prometheus text; None when there are none that can be read."""
@@ -77,6 +121,27 @@ def metric(text: str, name: str) -> float | None:
         return sum(float(line.rsplit(None, 1)[1]) for line in lines) if lines else None
     except (ValueError, IndexError):
         return None
+
+
+def load_of(text: str, running: str, waiting: str, cache_use: str | None = None) -> EngineLoad | None:
+    """Return the load that the metrics of these names tell; None without both counts."""
+    counts = metric(text, running), metric(text, waiting)
+    if counts[0] is None or counts[1] is None:
+        return None
+    return EngineLoad(round(counts[0]), round(counts[1]), _mean(text, cache_use) if cache_use else None)
+
+
+def _mean(text: str, name: str) -> float | None:
+    # One sample for each part of a server (a data-parallel rank): shares are averaged, not added up.
+    total = metric(text, name)
+    samples = sum(line.startswith((name + " ", name + "{")) for line in text.splitlines())
+    return None if total is None else min(1.0, max(0.0, total / samples))
+
+
+def thread_limit() -> int:
+    """Return how many threads a server on the CPU may compute with, as its environment says; 0 where it does not."""
+    limit = os.environ.get("OMP_NUM_THREADS", "")
+    return int(limit) if limit.isascii() and limit.isdigit() else 0
 
 
 def free_port() -> int:

@@ -36,6 +36,10 @@ class Unreachable(Exception):
     """No complete answer came; the text says why, in a few words and without the request."""
 
 
+class NeverSent(Unreachable):
+    """No connection could be made, so that the server never saw the request."""
+
+
 class TooLarge(Exception):
     """The answer has more than MOST_ANSWER_BYTES."""
 
@@ -91,7 +95,9 @@ class EngineClient:
         except (aiohttp.ClientError, OSError, ValueError) as error:
             if isinstance(error, TimeoutError) and not isinstance(error, aiohttp.ClientError):
                 raise TookTooLong from error
-            raise Unreachable(_why(error)) from error
+            # What died for one record is not to be blamed on those that came too late.
+            kind = NeverSent if isinstance(error, aiohttp.ClientConnectorError) else Unreachable
+            raise kind(_why(error)) from error
 
     async def get(self, path: str) -> HttpReply:
         """Fetch a path; raise Unreachable also when it takes longer than PROBE_TIMEOUT_S."""

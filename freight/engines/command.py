@@ -1,12 +1,13 @@
 """Any OpenAI-compatible server, started by its command line."""
 
-import secrets
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
 from freight.core.model import ModelSpec
-from freight.engines.base import Address, Place, ServerCommand, free_port
-from freight.engines.endpoint import vllm_tokens
+from freight.engines.base import Address, EngineLoad, Place, ServerCommand
+from freight.engines.metrics import any_load, vllm_tokens
+from freight.engines.why import reason
 from freight.errors import UserError
 
 PLACEHOLDERS: Final = ("source", "port", "socket", "api_key", "context", "gpus")
@@ -16,6 +17,10 @@ class CommandEngine:
     """A server described by `command`, with placeholders for what Freight chooses."""
 
     starts_server = True
+    staggers = False
+
+    def check(self, spec: ModelSpec, gpus: int) -> None:
+        """Let everything pass: nothing is known of the server."""
 
     def command(self, spec: ModelSpec, place: Place) -> ServerCommand | None:
         """Return the entry's command line with the placeholders filled in.
@@ -23,16 +28,14 @@ class CommandEngine:
         The server listens on `{socket}` where the command names it, else on the loopback `{port}`.
         """
         words = [*spec.entry.command, *spec.entry.args, *spec.entry.env.values()]
-        key = secrets.token_urlsafe(24)
-        socket_path = str(place.folder / "engine.sock")
-        port = free_port()
+        key, socket_path, port = place.key(), place.socket_path(), place.port()
         filled = {
             "source": place.source,
-            "port": str(port),
+            "port": port,
             "socket": socket_path,
             "api_key": key,
             "context": str(spec.entry.context or ""),
-            "gpus": str(spec.entry.gpus or 0),
+            "gpus": str(place.gpus or spec.entry.gpus or 0),
         }
         uses_socket = any("{socket}" in word for word in words)
         address = Address(
@@ -59,6 +62,14 @@ class CommandEngine:
     def tokens_made(self, metrics: str) -> float | None:
         """Return vLLM's count, if the server has one of that name."""
         return vllm_tokens(metrics)
+
+    def load(self, metrics: str) -> EngineLoad | None:
+        """Return what a server says whose metrics have the names of one that is known."""
+        return any_load(metrics)
+
+    def why(self, log_tail: Sequence[str]) -> str:
+        """Return a reason that one of the known servers would give."""
+        return reason(log_tail)
 
 
 def _fill(word: str, filled: dict[str, str]) -> str:

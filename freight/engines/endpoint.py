@@ -1,12 +1,14 @@
 """Any OpenAI-compatible server that already runs, by its URL."""
 
 import re
+from collections.abc import Sequence
 from typing import Final
 from urllib.parse import SplitResult, urlsplit
 
 from freight.core.model import ModelSpec
 from freight.core.record import PATHS
-from freight.engines.base import Address, Place, ServerCommand, metric, read_key
+from freight.engines.base import Address, EngineLoad, Place, ServerCommand, read_key
+from freight.engines.metrics import any_load
 from freight.errors import UserError
 
 # Up to 63 characters between dots, or an IPv6 address.
@@ -21,6 +23,10 @@ class EndpointEngine:
     """A server that Freight neither starts nor stops."""
 
     starts_server = False
+    staggers = False
+
+    def check(self, spec: ModelSpec, gpus: int) -> None:
+        """Let everything pass: it runs already."""
 
     def command(self, spec: ModelSpec, place: Place) -> ServerCommand | None:
         """Return None: it runs already."""
@@ -42,6 +48,14 @@ class EndpointEngine:
     def tokens_made(self, metrics: str) -> float | None:
         """Return None: a server that Freight did not start is not restarted either."""
         return None
+
+    def load(self, metrics: str) -> EngineLoad | None:
+        """Return what the server says, if its metrics have names that are known."""
+        return any_load(metrics)
+
+    def why(self, log_tail: Sequence[str]) -> str:
+        """Return nothing: its output is not seen."""
+        return ""
 
 
 def base_url(url: str) -> str:
@@ -72,8 +86,3 @@ def _split(url: str) -> SplitResult | None:
         return parts if good else None
     except ValueError:
         return None
-
-
-def vllm_tokens(metrics: str) -> float | None:
-    """Return the tokens made so far as vLLM's metrics, and those that follow its names, count them."""
-    return metric(metrics, "vllm:generation_tokens_total")

@@ -15,12 +15,28 @@ _STRING, _ARRAY = 8, 9
 
 
 class Gguf:
-    """What a model file says of itself. `pooling` is set where the model was made for embeddings."""
+    """What a model file says of itself. `pooling` is set where the model was made for embeddings.
+
+    `layers`, `heads`, `kv_heads`, `width` (of a token's vector), `key` and `value` (of one head) are None where it
+    does not say, or says one for each layer; `window` is that of sliding attention. `parts` is how many files it has.
+    """
 
     def __init__(self, facts: dict[str, Any]) -> None:
         self.architecture: str = str(facts.get("general.architecture", ""))
-        self.context = _count(facts.get(f"{self.architecture}.context_length"))
-        self.pooling = _count(facts.get(f"{self.architecture}.pooling_type"))
+        self.context = self._of(facts, "context_length")
+        self.pooling = self._of(facts, "pooling_type")
+        self.layers = self._of(facts, "block_count")
+        self.width = self._of(facts, "embedding_length")
+        self.heads = self._of(facts, "attention.head_count")
+        self.kv_heads = self._of(facts, "attention.head_count_kv")
+        self.key = self._of(facts, "attention.key_length")
+        self.value = self._of(facts, "attention.value_length")
+        self.window = self._of(facts, "attention.sliding_window")
+        self.has_state = any(name.startswith(f"{self.architecture}.ssm.") for name in facts)
+        self.parts = _count(facts.get("split.count"))
+
+    def _of(self, facts: dict[str, Any], name: str) -> int | None:
+        return _count(facts.get(f"{self.architecture}.{name}"))
 
 
 def _count(value: Any) -> int | None:

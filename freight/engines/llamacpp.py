@@ -1,18 +1,26 @@
-"""llama.cpp by way of xllamacpp: its own HTTP server, in a child process of its own, on a Unix socket."""
+"""llama.cpp: through xllamacpp in a child process of its own, or by a `llama-server` executable; on a Unix socket."""
 
 import os
 import sys
+from collections.abc import Sequence
 from typing import Final
 
 import msgspec
 
 from freight.core.model import ModelSpec
 from freight.core.record import Endpoint
-from freight.engines.base import Address, Place, ServerCommand, metric
+from freight.engines.base import Address, EngineLoad, Place, ServerCommand, thread_limit
+from freight.engines.installed import find_file
+from freight.engines.llamaserver import own_slots, server_command
+from freight.engines.metrics import llamacpp_load, llamacpp_steps
+from freight.engines.why import reason
+from freight.errors import UserError
 
 # More slots than this gained nothing on a CPU, and each takes memory for a whole context.
 DEFAULT_SLOTS: Final = 8
 DEFAULT_CONTEXT: Final = 4096
+# An embedding's prompt must fit into one physical batch.
+EMBEDDING_BATCH: Final = 2048
 
 
 class LlamaCppConfig(msgspec.Struct, frozen=True):
@@ -33,23 +41,39 @@ class LlamaCppEngine:
     """llama.cpp's server on one model file."""
 
     starts_server = True
+    staggers = False
+
+    def check(self, spec: ModelSpec, gpus: int) -> None:
+        """Raise UserError for GPUs without an executable that could use them, and for one that is not there."""
+        if spec.entry.executable:
+            find_file(spec.name, spec.entry.executable)
+        elif gpus:
+            raise UserError(
+                f"model {spec.name} cannot run on a GPU: PyPI's xllamacpp has no GPU backend",
+                "run it on the CPU with --gpus 0 (gpus = 0 in an entry), or register it with a llama-server that has "
+                "been built for GPUs: freight models add … --executable",
+            )
 
     def command(self, spec: ModelSpec, place: Place) -> ServerCommand | None:
-        """Return the command of the child process, which reads its settings from its one argument."""
-        socket_path = str(place.folder / "engine.sock")
+        """Return the command of `llama-server`, or of our child process, which reads its settings from its argument."""
+        self.check(spec, place.gpus)
+        slots = self.slots(spec, place.concurrency) or DEFAULT_SLOTS
+        threads = thread_limit() or len(os.sched_getaffinity(0))
+        if spec.entry.executable:
+            return server_command(spec, place, slots, DEFAULT_CONTEXT, threads, EMBEDDING_BATCH)
         config = LlamaCppConfig(
             model=place.source,
             alias=spec.name,
-            socket=socket_path,
-            slots=self.slots(spec, place.concurrency) or DEFAULT_SLOTS,
+            socket=place.socket_path(),
+            slots=slots,
             context=spec.entry.context or 0,
-            threads=len(os.sched_getaffinity(0)),
+            threads=threads,
             embeddings=Endpoint.EMBEDDINGS in place.endpoints,
             reranking=Endpoint.RERANK in place.endpoints,
             prompt_cache=spec.entry.prompt_cache,
         )
         argv = [sys.executable, "-m", "freight.engines.llamacpp_server", msgspec.json.encode(config).decode()]
-        return ServerCommand(argv, {}, Address("http://localhost", socket_path))
+        return ServerCommand(argv, {}, Address("http://localhost", config.socket))
 
     def address(self, spec: ModelSpec, place: Place) -> Address:
         """Not for this engine: its servers are started."""
@@ -57,7 +81,7 @@ class LlamaCppEngine:
 
     def slots(self, spec: ModelSpec, concurrency: int) -> int | None:
         """Return the number of slots that the server is started with."""
-        return concurrency or DEFAULT_SLOTS
+        return own_slots(spec) or concurrency or DEFAULT_SLOTS
 
     def shape(self, spec: ModelSpec, endpoints: frozenset[int], concurrency: int) -> str:
         """Return the slots, and what the server is set up for."""
@@ -66,4 +90,12 @@ class LlamaCppEngine:
 
     def tokens_made(self, metrics: str) -> float | None:
         """Return the number of decoding steps, which grows during a request and not only at its end."""
-        return metric(metrics, "llamacpp:n_decode_total")
+        return llamacpp_steps(metrics)
+
+    def load(self, metrics: str) -> EngineLoad | None:
+        """Return what the server is busy with."""
+        return llamacpp_load(metrics)
+
+    def why(self, log_tail: Sequence[str]) -> str:
+        """Return the line that says why llama.cpp ended."""
+        return reason(log_tail)

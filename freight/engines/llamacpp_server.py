@@ -9,12 +9,10 @@ import msgspec
 import xllamacpp as _untyped  # pyright: ignore[reportMissingTypeStubs]
 
 from freight.engines.gguf import read_gguf
-from freight.engines.llamacpp import DEFAULT_CONTEXT, LlamaCppConfig
+from freight.engines.llamacpp import DEFAULT_CONTEXT, EMBEDDING_BATCH, LlamaCppConfig
 
 # A compiled module without type hints.
 xllamacpp: Any = _untyped
-# An embedding's prompt must fit into one physical batch.
-_EMBEDDING_BATCH = 2048
 
 
 def parameters(config: LlamaCppConfig) -> Any:
@@ -39,7 +37,7 @@ def parameters(config: LlamaCppConfig) -> Any:
     params.timeout_read = params.timeout_write = 24 * 3600
     if config.embeddings:
         params.embedding = True
-        params.n_ubatch = params.n_batch = min(context, _EMBEDDING_BATCH)
+        params.n_ubatch = params.n_batch = min(context, EMBEDDING_BATCH)
         # A model made for text has no pooling of its own, and a vector a token is not an embedding.
         if facts.pooling is None:
             params.pooling_type = xllamacpp.llama_pooling_type.LLAMA_POOLING_TYPE_MEAN

@@ -1,27 +1,33 @@
-"""The engines that this version can run, by name."""
+"""The engines, by name."""
 
+from collections.abc import Sequence
 from typing import Final
 
-from freight.core.model import EngineName
+from freight.core.device import Device
+from freight.core.model import EngineName, ModelSpec
 from freight.engines.base import Engine
+from freight.engines.checkpoint import check_fits
 from freight.engines.command import CommandEngine
 from freight.engines.endpoint import EndpointEngine
 from freight.engines.llamacpp import LlamaCppEngine
-from freight.errors import UserError
+from freight.engines.sglang import SglangEngine
+from freight.engines.vllm import VllmEngine
 
 _ENGINES: Final[dict[EngineName, Engine]] = {
     EngineName.LLAMACPP: LlamaCppEngine(),
+    EngineName.VLLM: VllmEngine(),
+    EngineName.SGLANG: SglangEngine(),
     EngineName.ENDPOINT: EndpointEngine(),
     EngineName.COMMAND: CommandEngine(),
 }
 
 
 def engine_of(name: EngineName) -> Engine:
-    """Return the engine called `name`; raise UserError when this version cannot run it."""
-    engine = _ENGINES.get(name)
-    if engine is None:
-        raise UserError(
-            f"engine {name} cannot be started by this version of Freight; it has {', '.join(_ENGINES)}",
-            "start the server yourself and pass its URL as --model, or describe it as engine 'command'",
-        )
-    return engine
+    """Return the engine called `name`."""
+    return _ENGINES[name]
+
+
+def check_placement(spec: ModelSpec, gpus: int, devices: Sequence[Device]) -> None:
+    """Raise UserError when a worker of the model can never run on `gpus` of these devices (0: on the CPU)."""
+    engine_of(spec.entry.engine).check(spec, gpus)
+    check_fits(spec, gpus, devices)

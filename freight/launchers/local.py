@@ -2,9 +2,8 @@
 
 import asyncio
 import errno
+import logging
 import os
-import re
-import signal
 import subprocess
 import sys
 import time
@@ -13,19 +12,30 @@ from pathlib import Path
 from typing import Any, Final
 
 import msgspec
-import psutil
 
-from freight.core.device import Device, Holder
-from freight.errors import LauncherError, OutOfResources, UserError
-from freight.launchers.base import WorkerPlace
-from freight.launchers.locks import lock_device
+from freight.core.device import Device, Holder, Usage
+from freight.errors import LauncherError, OutOfResources
+from freight.launchers.base import Remains, WorkerPlace
+from freight.launchers.cgroup import Group, find_group, make_group
+from freight.launchers.hold import Hold, Holds, Looks, read_hold
+from freight.launchers.processes import KEEPS_MARKER, MARKER, kill, marked
+from freight.launchers.systemd import scope_path, scope_prefix
 from freight.store.processes import ProcessId, identify
 
-# Set in the environment of a worker and, by inheritance, of all that it starts.
-MARKER: Final = "FREIGHT_WORKER"
+log = logging.getLogger("freight.launchers")
+
 # What others may give back.
 _SCARCE: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM})
 _CLEAR_POLL_S: Final = 0.02
+_DEVICE_POLL_S: Final = 0.2
+
+
+class WorkerIdentity(msgspec.Struct, frozen=True):
+    """What another control plane adopts a worker by: its process, its control group ("": none), its devices."""
+
+    process: ProcessId
+    group: str = ""
+    holds: tuple[Hold, ...] = ()
 
 
 class LocalWorker:
@@ -34,12 +44,22 @@ class LocalWorker:
     `process` is None for one that another control plane started: its status goes to whoever adopted the process.
     """
 
-    def __init__(self, worker: str, pid: int, process: subprocess.Popen[bytes] | None, lock: int | None) -> None:
+    def __init__(
+        self,
+        worker: str,
+        pid: int,
+        process: subprocess.Popen[bytes] | None,
+        holds: Holds,
+        held: tuple[Hold, ...],
+        group: Group | None,
+    ) -> None:
         self.pid = pid
         self._worker = worker
         self._process = process
-        self._lock = lock
-        self._identity = identify(pid)
+        self._holds = holds
+        self._held = held
+        self._group = group
+        self._identity = WorkerIdentity(identify(pid), str(group.path) if group else "", held)
         self._exited = asyncio.Event()
         fd = os.pidfd_open(pid)
         loop = asyncio.get_running_loop()
@@ -54,7 +74,7 @@ class LocalWorker:
         loop.add_reader(fd, ended)
 
     def identity(self) -> dict[str, Any]:
-        """Return the identity of the process."""
+        """Return what another control plane can adopt it by."""
         return msgspec.to_builtins(self._identity)
 
     async def ended(self) -> int | None:
@@ -62,151 +82,178 @@ class LocalWorker:
         await self._exited.wait()
         return None if self._process is None else self._process.returncode
 
-    async def clear(self) -> None:
-        """Kill whatever still carries the worker's marker until two sweeps find nothing; then let its device go."""
+    async def clear(self, within_s: float) -> tuple[Remains, ...]:
+        """Kill whatever is left of the worker, and wait until its devices are as they were before.
+
+        Returns the devices of which that could not be seen within `within_s`; they stay held here.
+        """
+        until = time.monotonic() + within_s
         empty = 0
-        while empty < 2:
-            left = await asyncio.to_thread(marked, self._worker)
+        while empty < 2 and time.monotonic() < until:
+            left = await asyncio.to_thread(_try_to_end, self._worker, self._group)
             empty = 0 if left else empty + 1
-            for process in left:
-                _kill(process)
             await asyncio.sleep(_CLEAR_POLL_S)
-        await self._exited.wait()
-        if self._lock is not None:
-            os.close(self._lock)
-            self._lock = None
+        if empty == 2:
+            await self._exited.wait()
+            if self._group is not None:
+                self._group.remove()
+        held = self._held
+        while True:
+            remains = await asyncio.to_thread(self._holds.look_again, held)
+            if not remains or time.monotonic() >= until:
+                return remains
+            held = _still(held, remains)
+            await asyncio.sleep(_DEVICE_POLL_S)
 
     def kill(self) -> None:
         """End all its processes at once, without waiting."""
-        for process in marked(self._worker):
-            _kill(process)
+        _try_to_end(self._worker, self._group)
 
 
 class LocalLauncher:
-    """The local machine. `devices` are those that a run may use. Workers `outlive` this process, or end with it."""
+    """The local machine, with the devices that a run may use. Workers `outlive` this process, or end with it."""
 
-    def __init__(self, devices: Sequence[Device], locks: Path, outlive: bool = False) -> None:
-        self._devices = devices
-        self._locks = locks
+    def __init__(self, looks: Looks, locks: Path, outlive: bool = False) -> None:
+        self._looks = looks
         self._outlive = outlive
-        self._held: dict[str, int] = {}
+        self._holds = Holds(looks, locks)
+        if outlive:
+            # Now, as the first time asks systemd, which may take a moment.
+            scope_prefix("first")
 
     def devices(self) -> Sequence[Device]:
         """Return the devices that this machine has for us."""
-        return self._devices
+        return self._looks.devices()
 
-    def take(self, device: Device) -> Holder | None:
-        """Hold `device` host-wide for the next worker on it; return who holds it when it is taken."""
-        taken = lock_device(device.id, self._locks)
-        if isinstance(taken, Holder):
-            return taken
-        self._held[device.id] = taken
-        return None
+    def usage(self, device: Device) -> Usage | None:
+        """Return what is on a device now; None where it cannot say."""
+        return self._looks.usage(device)
 
-    def release(self, device: Device) -> None:
-        """Let go of a device that was taken and on which no worker was started."""
-        lock = self._held.pop(device.id, None)
-        if lock is not None:
-            os.close(lock)
+    def stranger(self, device: Device) -> Holder | None:
+        """Return who uses a device without having asked any Freight; None when nobody does."""
+        return self._holds.stranger(device)
+
+    def take(self, devices: Sequence[Device]) -> tuple[str, Holder] | None:
+        """Hold all the devices host-wide, or none: then return one that is taken, and who has it."""
+        return self._holds.take(devices)
+
+    def release(self, devices: Sequence[Device]) -> None:
+        """Let go of devices that were taken and on which no worker was started."""
+        self._holds.let_go([device.id for device in devices])
 
     def start(self, place: WorkerPlace) -> LocalWorker:
         """Start a worker process; raise LauncherError when the machine refuses."""
-        lock = self._held.pop(place.device.id) if place.device else None
+        locks = self._holds.locks_of([device.id for device in place.devices])
+        prefix = scope_prefix(place.worker) if self._outlive else []
+        made = None if prefix else make_group(place.worker)
+        scope = scope_path(place.worker) if prefix else None
+        group = made if scope is None else Group(scope)
+        held = self._holds.begin(place.worker, place.devices, group)
         argv = [
-            sys.executable, "-m", "freight.worker",
+            *prefix, sys.executable, "-m", "freight.worker",
             "--control", str(place.control), "--worker", place.worker, "--folder", str(place.folder),
             "--log", str(place.log), *(() if self._outlive else ("--parent", str(os.getpid()))),
-            *(() if lock is None else ("--keep-open", str(lock))),
+            *(() if made is None else ("--cgroup", str(made.path))),
+            *(word for lock in locks for word in ("--keep-open", str(lock))),
         ]  # fmt: skip
-        log = -1
+        own = {**self._looks.environment(place.devices), **KEEPS_MARKER, MARKER: place.worker}
+        environment = {**os.environ, **own}
+        process = None
         try:
-            log = os.open(place.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
-            process = subprocess.Popen(
-                argv,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
-                pass_fds=() if lock is None else (lock,),
-                env={**os.environ, MARKER: place.worker},
-            )
+            process = _popen(argv, environment, place.log, locks)
+            return LocalWorker(place.worker, process.pid, process, self._holds, held, group)
         except OSError as error:
-            if lock is not None:
-                os.close(lock)
-            raise _start_error(error) from error
-        finally:
-            if log >= 0:
-                os.close(log)
-        try:
-            return LocalWorker(place.worker, process.pid, process, lock)
-        except OSError as error:
-            # It could not be watched, so it may not live.
-            process.kill()
-            process.wait()
-            if lock is not None:
-                os.close(lock)
-            raise _start_error(error) from error
+            if process is not None:
+                # It could not be watched, so it may not live.
+                process.kill()
+                process.wait()
+            if made is not None:
+                made.remove()
+            words = f"cannot start a worker process: {error.strerror}"
+            raise (OutOfResources(words) if error.errno in _SCARCE else LauncherError(words, transient=True)) from error
 
     def adopt(self, worker: str, identity: dict[str, Any]) -> LocalWorker | None:
         """Return a worker that an earlier control plane started; None when it does not run any more."""
-        process = msgspec.convert(identity, ProcessId)
-        if not process.is_running():
+        known = msgspec.convert(identity, WorkerIdentity)
+        if not known.process.is_running():
             return None
         try:
-            adopted = LocalWorker(worker, process.pid, None, None)
+            group = find_group(Path(known.group)) if known.group else None
+            adopted = LocalWorker(worker, known.process.pid, None, self._holds, known.holds, group)
         except ProcessLookupError:
             return None
         # Looked at again: the pid may have become another process's before it was held.
-        return adopted if process.is_running() else None
+        return adopted if known.process.is_running() else None
 
-    def sweep(self, worker: str) -> None:
-        """End what is left of a worker that an earlier control plane started."""
+    def sweep(self, worker: str, identity: dict[str, Any] | None, within_s: float) -> tuple[Remains, ...]:
+        """End what is left of a worker that an earlier control plane started; `identity` is what it kept of it.
+
+        Returns its devices that are not as before after `within_s`; they stay held here.
+        """
+        known = msgspec.convert(identity, WorkerIdentity) if identity else None
+        group = find_group(Path(known.group)) if known and known.group else None
+        until = time.monotonic() + within_s
         empty = 0
         while empty < 2:
-            left = marked(worker)
-            empty = 0 if left else empty + 1
-            for process in left:
-                _kill(process)
+            empty = 0 if _try_to_end(worker, group) else empty + 1
+            if time.monotonic() >= until:
+                break
             time.sleep(_CLEAR_POLL_S)
+        if group is not None:
+            group.remove()
+        held = known.holds if known else ()
+        while True:
+            remains = self._holds.look_again(held)
+            if not remains or time.monotonic() >= until:
+                return remains
+            held = _still(held, remains)
+            time.sleep(_DEVICE_POLL_S)
+
+    def look_again(self, device: str, hold: dict[str, Any]) -> Remains | None:
+        """Look at a device on which something was left; None when it is as before, and then it is let go."""
+        return next(iter(self._holds.look_again([read_hold(hold)])), None)
+
+    def let_go(self, device: str, hold: dict[str, Any]) -> None:
+        """Let go of a device whatever is left on it; raise OperationError where that cannot be done."""
+        self._holds.free(read_hold(hold))
 
 
-def _start_error(error: OSError) -> LauncherError:
-    words = f"cannot start a worker process: {error.strerror}"
-    return OutOfResources(words) if error.errno in _SCARCE else LauncherError(words, transient=True)
-
-
-def marked(worker: str) -> list[psutil.Process]:
-    """Return the processes whose environment carries the worker's marker. Zombies have none."""
-    needle = f"{MARKER}={worker}".encode()
-    found: list[psutil.Process] = []
-    for entry in os.scandir("/proc"):
-        if not entry.name.isdigit():
-            continue
-        try:
-            if needle in Path(entry.path, "environ").read_bytes().split(b"\0"):
-                found.append(psutil.Process(int(entry.name)))
-        except (OSError, psutil.Error):
-            continue
-    return found
-
-
-def _kill(process: psutil.Process) -> None:
+def _popen(
+    argv: list[str], environment: dict[str, str], log: Path, locks: tuple[int, ...]
+) -> "subprocess.Popen[bytes]":
+    output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
     try:
-        process.send_signal(signal.SIGKILL)
-    except psutil.Error:
-        return
+        return subprocess.Popen(
+            argv, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True, pass_fds=locks,
+            env=environment,
+        )  # fmt: skip
+    finally:
+        os.close(output)
 
 
-def local_devices(declared: Sequence[str] | None) -> list[Device]:
-    """Return the devices of this machine's pool: those that the configuration declares, else (None) its CPU.
+def _still(held: Sequence[Hold], remains: Sequence[Remains]) -> tuple[Hold, ...]:
+    """Return the holds on devices that are not as before: the others are let go, and may be somebody's by now."""
+    left = {found.device for found in remains}
+    return tuple(hold for hold in held if hold.device in left)
 
-    Raises UserError for a declared device that this version cannot use.
-    """
-    if declared is not None and not declared:
-        raise UserError("pools.local.devices is empty, so nothing could run", 'use "auto", or name a device as "cpu:0"')
-    if declared is None:
-        return [Device("cpu:0", "cpu")]
-    for device in declared:
-        if not re.fullmatch(r"cpu:\d+", device):
-            raise UserError(f"pools.local.devices names {device}; this version has CPU devices only", 'use "cpu:0"')
-    return [Device(device, "cpu") for device in dict.fromkeys(declared)]
+
+def _try_to_end(worker: str, group: Group | None) -> bool:
+    """Do as `end_all`; where nothing can be looked for now, as without a free descriptor, something may be left."""
+    try:
+        return end_all(worker, group)
+    except OSError as error:
+        log.warning("what is left of worker %s cannot be looked for: %s", worker, error.strerror)
+        return True
+
+
+def end_all(worker: str, group: Group | None) -> bool:
+    """Kill all that is left of a worker, and return whether there was anything."""
+    left = marked(worker)
+    is_empty = group is None or group.is_empty()
+    if group is not None and not is_empty:
+        # One by one, too: in a scope that is another user's the group itself cannot be ended.
+        left += group.processes()
+        group.kill()
+    for process in left:
+        kill(process)
+    return bool(left) or not is_empty

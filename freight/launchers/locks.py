@@ -31,7 +31,7 @@ def lock_folder() -> Path:
 
 def lock_device(device: str, folder: Path) -> int | Holder:
     """Return an open descriptor that holds `device`, or who holds it already."""
-    path = folder / f"freight-{device.replace('/', '_').replace(':', '-')}.lock"
+    path = _path(device, folder)
     fd = _open(path)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -43,6 +43,25 @@ def lock_device(device: str, folder: Path) -> int | Holder:
         os.ftruncate(fd, 0)
         os.pwrite(fd, b"%d\n" % os.getpid(), 0)
     return fd
+
+
+def break_lock(device: str, folder: Path, holder: Holder) -> None:
+    """Make `device` free although a process that nobody wants any more still has its lock.
+
+    Raises OperationError where the lock's file cannot be replaced.
+    """
+    path = _path(device, folder)
+    try:
+        path.unlink(missing_ok=True)
+    except OSError as error:
+        raise OperationError(
+            f"{device} is still held by {holder}, and its lock {path} cannot be removed: {error.strerror}",
+            "end that process",
+        ) from error
+
+
+def _path(device: str, folder: Path) -> Path:
+    return folder / f"freight-{device.replace('/', '_').replace(':', '-')}.lock"
 
 
 def _open(path: Path) -> int:
@@ -76,8 +95,9 @@ def _holder(path: Path, pid: int) -> Holder:
 
 def _openers(path: Path) -> Iterator[int]:
     """Yield the processes, of those that this user may look at, that have the file open."""
+    real = os.path.realpath(path)
     for entry in os.scandir("/proc"):
         if entry.name.isdigit():
-            with suppress(OSError):
-                if any(os.path.realpath(fd) == str(path) for fd in os.scandir(f"/proc/{entry.name}/fd")):
+            with suppress(OSError), os.scandir(f"/proc/{entry.name}/fd") as open_files:
+                if any(os.readlink(file) == real for file in open_files):  # noqa: PTH115
                     yield int(entry.name)

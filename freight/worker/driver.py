@@ -29,6 +29,7 @@ from freight.engines.client import (
     MOST_ANSWER_BYTES,
     EngineClient,
     HttpReply,
+    NeverSent,
     TookTooLong,
     TooLarge,
     Unreachable,
@@ -71,6 +72,8 @@ class Driver:
         self.trouble: str | None = None
         self._queue: deque[Lease] = deque()
         self._in_flight: dict[int, Lease] = {}
+        # Those of them for which no connection could be made.
+        self._unsent: set[int] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._delayed: dict[int, tuple[asyncio.TimerHandle, Lease]] = {}
         self._held_bytes = 0
@@ -132,13 +135,21 @@ class Driver:
         self.trouble = None
         self._start_some()
 
-    async def take_in_flight(self) -> list[Lease]:
-        """Break off all requests and return their records, which are no longer held here."""
+    async def take_in_flight(self, patience_s: float = 0.0) -> list[Lease]:
+        """Break off all requests and return their records, which are no longer held here.
+
+        They have `patience_s` to end by themselves. Those that the server never saw are waiting again.
+        """
+        if patience_s and self._tasks:
+            await asyncio.wait(self._tasks, timeout=patience_s)
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        taken = list(self._in_flight.values())
+        unsent = [lease for lease in self._in_flight.values() if lease.index in self._unsent]
+        taken = [lease for lease in self._in_flight.values() if lease.index not in self._unsent]
         self._in_flight.clear()
+        self._unsent.clear()
+        self._queue.extendleft(unsent)
         self._let_go(taken)
         return taken
 
@@ -182,8 +193,11 @@ class Driver:
             self._finish(lease, error_line(lease.index, request.custom_id, INVALID_RESPONSE, message))
         except Unreachable as error:
             failed = error_line(lease.index, request.custom_id, INFERENCE_FAILED, f"no answer from the engine: {error}")
+            if isinstance(error, NeverSent):
+                self._unsent.add(lease.index)
             # A server that is ending is to blame itself; its records are reported with its death.
             if not await self._dies():
+                self._unsent.discard(lease.index)
                 await self._failed(lease, failed)
         else:
             await self._judge(lease, request, reply, began)

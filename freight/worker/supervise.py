@@ -16,9 +16,12 @@ import psutil
 from freight.engines.base import ServerCommand
 from freight.engines.client import EngineClient
 from freight.errors import EngineError
-from freight.launchers.local import MARKER
+from freight.launchers.processes import MARKER, kill
 
 STOP_GRACE_S: Final = 30.0
+# How long what was killed may take to be gone: a process with much memory is not at once.
+_GONE_S: Final = 10.0
+_GONE_POLL_S: Final = 0.02
 _POLL_S: Final = 0.1
 _SIGNS_S: Final = 0.5
 _DEATH_NOTICE_S: Final = 1.0
@@ -178,13 +181,14 @@ class ModelServer:
         except psutil.Error:
             return []
 
-    async def stop(self, grace_s: float = STOP_GRACE_S) -> None:
+    async def stop(self, grace_s: float = STOP_GRACE_S) -> list[int]:
         """End the server and all that it started: SIGTERM, `grace_s`, then SIGKILL. Returns when all are gone.
 
-        One that has ended has no group any more: its number may be another's.
+        Those that cannot be ended are returned, after ten seconds. A server that has ended has no group any more: its
+        number may be another's.
         """
         if self._process is None:
-            return
+            return []
         tree = self._tree()
         if self._process.returncode is None:
             self._signal(signal.SIGTERM)
@@ -194,11 +198,21 @@ class ModelServer:
             except TimeoutError:
                 self._signal(signal.SIGKILL)
         await self._exited.wait()
-        for process in tree:
-            try:
-                process.kill()  # psutil refuses when the pid is another process by now.
-            except psutil.Error:
-                continue
+        return await self._until_gone(tree)
+
+    async def _until_gone(self, tree: list[psutil.Process]) -> list[int]:
+        """Kill what is left of the server until nothing is; return what is left in the end.
+
+        Looked for again each time: one that is being ended may just have started another.
+        """
+        until = time.monotonic() + _GONE_S
+        while True:
+            left = [process for process in {*tree, *self._tree()} if is_left(process)]
+            if not left or time.monotonic() > until:
+                return sorted(process.pid for process in left)
+            for process in left:
+                kill(process)
+            await asyncio.sleep(_GONE_POLL_S)
 
     def _signal(self, signum: int) -> None:
         assert self._process is not None
@@ -212,3 +226,16 @@ class StartLimits:
 
     stall_s: float
     most_s: float
+
+
+def is_left(process: psutil.Process) -> bool:
+    """Return whether a process is still there; one that has ended is reaped, where it has come to this process."""
+    try:
+        if not process.is_running():
+            return False
+        if process.status() != psutil.STATUS_ZOMBIE or process.ppid() != os.getpid():
+            return True
+        # Not reaped while one of its threads holds on to its memory.
+        return os.waitpid(process.pid, os.WNOHANG)[0] == 0
+    except (psutil.Error, ChildProcessError):
+        return False

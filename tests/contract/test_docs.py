@@ -33,7 +33,7 @@ def test_options_that_pages_name_exist(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
     known = set(re.findall(r"--[a-z][a-z-]+", reference))
     # These are of other programs, or of the user's own server.
-    others = {"--time", "--requeue", "--port", "--unix-socket"}
+    others = {"--time", "--requeue", "--port", "--unix-socket", "--max-num-seqs"}
     assert set(re.findall(r"--[a-z][a-z-]+", text)) <= known | others
 
 

@@ -7,10 +7,13 @@ from typing import Final
 
 import pytest
 
+from freight.store.registry import BUILT_IN, built_in_models
 from tests.contract.scenario import side_by_side
 from tests.harness import CASES, Box, Engine, chat, code, content, engine_command, model_toml
+from tests.unit.installations import VLLM_NOW, environment
 
 GOOD: Final = str(CASES / "inputs" / "00_good3.jsonl")
+MODEL_FILE: Final = built_in_models()[BUILT_IN].sources()[0]
 
 
 @side_by_side
@@ -79,6 +82,56 @@ def test_models_of_the_file_come_first_and_are_changed_there(box: Box) -> None:
     assert (refused.status, str(box.config) in refused.stderr) == (2, True)
 
 
+@side_by_side
+def test_checkpoint_is_added_with_the_engines_own_arguments_and_its_command_shown(box: Box, folder: Path) -> None:
+    model = checkpoint(folder / "model")
+    venv = environment(folder / "venv", "vllm", VLLM_NOW, "vllm")
+    options = ("--source", str(model), "--executable", str(venv), "--gpus", "0", "--context", "8192", "--batch")
+    added = box.freight("models", "add", "big", "--engine", "vllm", *options, "--", "--max-num-seqs", "64")
+    assert (added.status, added.stdout) == (0, ""), added.stderr
+    shown = json.loads(box.freight("models", "show", "big", "--json").stdout)
+    assert (shown["args"], shown["context"], shown["batch"]) == (["--max-num-seqs", "64"], 8192, True)
+    run = shown["run"]
+    assert f"{venv}/bin/vllm serve {model} --uds {{socket}} --served-model-name big" in run["command"]
+    assert run["command"].endswith("--max-num-seqs 64")
+    assert "VLLM_API_KEY={api_key}" in run["command"]
+    assert (run["gpus"], run["memory_needed"] < run["memory_there"]) == (0, True)
+    text = box.freight("models", "show", "big").stdout
+    assert f"command: {run['command']}" in text
+    assert "memory: " in text
+    # The engine of a checkpoint's folder need not be named.
+    assert box.freight("models", "add", "same", "--source", str(model)).status == 0
+    assert json.loads(box.freight("models", "show", "same", "--json").stdout)["engine"] == "vllm"
+
+
+@side_by_side
+def test_model_that_cannot_run_here_is_shown_with_what_is_wrong(box: Box, folder: Path) -> None:
+    model = checkpoint(folder / "model", tera=50)
+    venv = environment(folder / "venv", "vllm", VLLM_NOW, "vllm")
+    box.freight("models", "add", "big", "--source", str(model), "--executable", str(venv))
+    shown = box.freight("models", "show", "big")
+    assert shown.status == 0
+    assert "problem: model big needs 51" in shown.stdout
+    assert "fix: use " in shown.stdout
+    box.write("in.jsonl", [chat("a")])
+    refused = box.freight("run", "in.jsonl", "-o", "out.jsonl", "--model", "big")
+    assert (refused.status, "model big needs 51" in refused.stderr) == (2, True)
+    box.freight("models", "add", "far", "--source", "org/name")
+    assert "there is no model org/name on this machine" in box.freight("models", "show", "far").stdout
+
+
+def checkpoint(folder: Path, tera: int = 0) -> Path:
+    """Make a checkpoint with a weight file of so many terabytes, which take no disk."""
+    folder.mkdir()
+    (folder / "config.json").write_text("{}")
+    with (folder / "model.safetensors").open("wb") as file:
+        file.truncate(max(1000, tera << 40) // 4)
+    for part in range(1, 4 if tera else 1):
+        with (folder / f"model-{part}.safetensors").open("wb") as file:
+            file.truncate((tera << 40) // 4)
+    return folder
+
+
 WRONG: Final = {
     "name": ("a/b", "--source", "http://127.0.0.1:9"),
     "dash": ("--", "-x"),
@@ -90,6 +143,9 @@ WRONG: Final = {
     "no-effect": ("mine", "--source", "http://127.0.0.1:9", "--context", "4096"),
     "no-port": ("mine", "--", "my-server", "--fast"),
     "engine": ("mine", "--engine", "abacus", "--source", "http://127.0.0.1:9"),
+    "xllamacpp-gpu": ("mine", "--engine", "llamacpp", "--source", MODEL_FILE, "--gpus", "1"),
+    "no-checkpoint": ("mine", "--engine", "vllm", "--source", "/no/such/folder"),
+    "reserved": ("mine", "--engine", "vllm", "--source", "org/name", "--", "--port", "8000"),
     "context": ("mine", "--source", "http://127.0.0.1:9", "--context", "0"),
 }
 

@@ -21,7 +21,8 @@ ROUTES: Final = {
     ("delete", "/api/uploads/{upload}"), ("post", "/api/jobs"), ("get", "/api/jobs"), ("get", "/api/names"),
     ("get", "/api/jobs/{name}"), ("delete", "/api/jobs/{name}"), ("post", "/api/jobs/{name}/cancel"),
     ("post", "/api/jobs/{name}/resume"), ("post", "/api/jobs/{name}/retry"), ("get", "/api/jobs/{name}/results"),
-    ("get", "/api/jobs/{name}/logs"),
+    ("get", "/api/jobs/{name}/logs"), ("get", "/api/devices"), ("post", "/api/devices/{device}/release"),
+    ("put", "/api/pins/{model}"), ("delete", "/api/pins/{model}"),
 }  # fmt: skip
 # httpx's own way of trying a socket leaves it to the garbage collector where nobody listens.
 LEAKY: Final = pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")
@@ -235,6 +236,10 @@ def test_document_of_the_api_lists_every_route_and_answers_are_as_it_says(servic
         status = checked("GET", "/api/jobs/{name}", 200, "one")
         assert status["workers"] and status["failures"] and status["events"]
         assert checked("GET", "/api/workers", 200)["workers"]
+        assert checked("GET", "/api/devices", 200)["devices"]
+        assert checked("PUT", "/api/pins/{model}", 400, params={"workers": 1})["error"]["hint"]
+        assert checked("DELETE", "/api/pins/{model}", 400)["error"]["hint"]
+        assert checked("POST", "/api/devices/{device}/release", 400)["error"]["hint"]
         assert checked("GET", "/api/names", 200) == ["one"]
         checked("GET", "/api/jobs", 200)
         assert checked("GET", "/api/jobs/{name}/results", 409, "one")["error"]["code"] == "wrong_state"

@@ -47,7 +47,7 @@ def test_json_has_exactly_the_documented_keys(service: ServiceBox, end: Endpoint
     [listed] = json.loads(service.batch("list", "--json").stdout)
     assert set(listed) == keys(JobSummary)
     shown = json.loads(service.freight("ps", "--json").stdout)
-    assert set(shown) == {"jobs", "workers"}
+    assert set(shown) == {"jobs", "workers", "pins"}
     assert [set(job) for job in shown["jobs"]] == [keys(JobSummary)]
     assert [set(worker) for worker in shown["workers"]] == [keys(WorkerStatus)]
     assert {listed["id"], shown["jobs"][0]["id"]} == {status["id"]}

@@ -9,7 +9,7 @@ from typing import Final
 
 import pytest
 
-from freight.control.jobrun import JobRun
+from freight.control.jobrun import EngineLimits, JobRun
 from tests.contract.scenario import side_by_side
 from tests.contract.scripted import OK, Reply, scripted
 from tests.harness import Box, Engine, chat, code, engine, finish, model_toml, wait_until
@@ -176,8 +176,8 @@ def test_record_timeout_is_per_attempt_and_final(box: Box, sim: Engine) -> None:
 def test_only_records_of_endpoints_have_a_timeout_by_default() -> None:
     def setup(engine_name: str, asked: float) -> float:
         entry = SimpleNamespace(engine=engine_name)
-        limits = SimpleNamespace(stall_s=1.0, start_stall_s=1.0, start_timeout_s=1.0)
-        options = SimpleNamespace(concurrency=0, record_timeout_s=asked)
+        limits = EngineLimits(1.0, 1.0, 1.0, 1.0)
+        options = SimpleNamespace(concurrency=0, record_timeout_s=asked, gpus=0)
         index = SimpleNamespace(endpoints_used=frozenset)
         job = SimpleNamespace(model=SimpleNamespace(entry=entry), options=options, limits=limits, index=index)
         job.row = SimpleNamespace(id="job")

@@ -18,16 +18,18 @@ from freight.control.intake import Index, Limits, scan
 from freight.control.jobrun import EngineLimits, JobOptions, JobRun
 from freight.control.plane import ControlPlane
 from freight.core.answer import Answer, Line, answer_line
+from freight.core.device import Device
 from freight.core.job import Event, State
 from freight.core.messages import PROTOCOL, Order, Orders, Phase, Report
 from freight.core.model import EngineName, ModelEntry, ModelSpec
 from freight.core.record import Rules
-from freight.launchers.base import WorkerPlace
+from freight.launchers.base import Remains, WorkerPlace
 from freight.store.catalog import Catalog
 from freight.store.folder import Locking
 from freight.store.results import Results
 
 COUNT = 20
+LIMITS = EngineLimits(60, 60, 60, 60)
 PATIENCE_S = 30
 
 
@@ -98,6 +100,8 @@ class Hand:
     def __init__(self) -> None:
         self.places: list[WorkerPlace] = []
         self.ends: dict[str, asyncio.Event] = {}
+        # What is left on the devices of a worker when that has ended.
+        self.remains: dict[str, tuple[Remains, ...]] = {}
         self.exchange: Callable[[bytes], Awaitable[bytes]] | None = None
 
     def listen(self, socket: Path, exchange: Callable[[bytes], Awaitable[bytes]]) -> "Hand":
@@ -107,7 +111,7 @@ class Hand:
     async def stop(self) -> None:
         """Nothing to stop."""
 
-    def devices(self) -> tuple[()]:
+    def devices(self) -> tuple[Device, ...]:
         return ()
 
     def start(self, place: WorkerPlace) -> Any:
@@ -118,8 +122,8 @@ class Hand:
             await end.wait()
             return 1
 
-        async def clear() -> None:
-            """Nothing is left of it."""
+        async def clear(within_s: float) -> tuple[Remains, ...]:
+            return self.remains.pop(place.worker, ())
 
         return SimpleNamespace(pid=1, identity=dict, ended=ended, clear=clear, kill=end.set)
 
@@ -198,5 +202,5 @@ def job_of(parts: Parts, folder: Path) -> JobRun:
     model = ModelSpec("m", entry, "m", None, None, frozenset(), {})
     return JobRun(
         parts.catalog.get("job"), parts.file, parts.index, parts.results, parts.dispatcher, model, JobOptions(),
-        EngineLimits(60, 60, 60, 60), folder, folder / "out.jsonl", force=False,
+        LIMITS, folder, folder / "out.jsonl", force=False,
     )  # fmt: skip

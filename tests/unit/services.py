@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -12,9 +12,10 @@ from freight.config import Config, load_config
 from freight.control import service as service_module
 from freight.control.service import Service
 from freight.control.servicefolder import ServiceFolder
-from freight.core.device import Device
+from freight.core.device import Device, DeviceKind
 from freight.core.job import State
 from freight.core.view import JobRequest, Submitted, Upload
+from freight.launchers.base import Remains
 from freight.store.database import Sharing
 from tests.harness import Json, model_toml, parse_lines
 from tests.unit.planes import COUNT, Hand, Played
@@ -35,25 +36,39 @@ class Ear:
 
 
 class DeviceHand(Hand):
-    """A launcher with one device. What `refusals` holds is raised, one a start, before any worker starts."""
+    """A launcher with one device. What `refusals` holds is raised, one a start, before any worker starts.
+
+    `left` is what is seen on a device when it is looked at again; `freed` are those that were let go nonetheless.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self.refusals: list[Exception] = []
+        self.left: dict[str, Remains] = {}
+        self.freed: list[str] = []
 
     def hear(self, _: Path, exchange: Callable[[bytes], Awaitable[bytes]]) -> Ear:
         """Listen to nothing but what the test says."""
         self.exchange = exchange
         return Ear()
 
-    def devices(self) -> tuple[Device, ...]:  # type: ignore[override]
-        return (Device("cpu:0", "cpu"),)
+    def devices(self) -> tuple[Device, ...]:
+        return (Device("cpu:0", DeviceKind.CPU),)
 
-    def take(self, _: Device) -> None:
-        """The device is free for the planner's purposes."""
+    def usage(self, _: Device) -> None:
+        """Nobody can say."""
 
-    def release(self, _: Device) -> None:
+    def take(self, _: Sequence[Device]) -> None:
+        """The devices are free for the planner's purposes."""
+
+    def release(self, _: Sequence[Device]) -> None:
         """Nothing is held."""
+
+    def look_again(self, device: str, _: dict[str, Any]) -> Remains | None:
+        return self.left.get(device)
+
+    def let_go(self, device: str, hold: dict[str, Any]) -> None:
+        self.freed.append(device)
 
     def start(self, place: Any) -> Any:
         if self.refusals:
@@ -70,14 +85,15 @@ class Office(Played):
     def __init__(self, folder: Path) -> None:
         super().__init__()
         self.data = folder / "data"
+        self.left_at_start: dict[str, Remains] = {}
         self._config = folder / "config.toml"
         self.configure()
 
-    def configure(self, toml: str = "", pool: str = "", token: str = "") -> None:
-        """Write the settings, with more about the pool, and a variable of the model's server."""
+    def configure(self, toml: str = "", pool: str = "", token: str = "", entry: str = "") -> None:
+        """Write the settings, with more about the pool and the model's entry, and a variable of the model's server."""
         model = model_toml(MINE, engine="command", command=["serve", "{socket}"])
         env = f'[models.{MINE}.env]\nTOKEN = "{token}"' if token else ""
-        self._config.write_text(f'{toml}\n{model}\n{env}\n[pools.local]\ndevices = ["cpu:0"]\n{pool}\n')
+        self._config.write_text(f'{toml}\n{model}\n{entry}\n{env}\n[pools.local]\ndevices = ["cpu:0"]\n{pool}\n')
 
     def settings(self) -> Config:
         """Return the settings as they are now."""
@@ -92,6 +108,7 @@ class Office(Played):
         folder = ServiceFolder(self.data)
         folder.claim()
         self.hand, self.numbers = DeviceHand(), {}
+        self.hand.left = dict(self.left_at_start)
         self.service = service = Service(folder, self.settings, self.hand.hear)
         self.context = service._context
         self.plane = self.context.plane

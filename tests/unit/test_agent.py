@@ -2,8 +2,10 @@
 
 import asyncio
 import tempfile
-from collections.abc import AsyncGenerator, Callable
-from contextlib import asynccontextmanager, suppress
+import threading
+from collections.abc import AsyncGenerator, Callable, Generator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,9 @@ from freight.api.exchange import ExchangeServer
 from freight.core.messages import PROTOCOL, Lease, Order, Orders, Phase, Report, Returned, Setup
 from freight.core.model import EngineName, ModelEntry, ModelSpec
 from freight.core.record import Endpoint
+from freight.engines.command import CommandEngine
+from freight.errors import UserError
+from freight.store.staging import staged as copy_of
 from freight.worker.agent import Agent
 from tests.harness import engine_command
 
@@ -51,7 +56,8 @@ class Script:
     def orders(self, report: Report) -> Orders:
         if report.plane not in ("", self.plane):
             return Orders(PROTOCOL, Order.ATTACH, plane=self.plane)
-        if self.setup is not None and report.job != self.setup.job and self.order is Order.RUN:
+        is_new = report.number == 1 or report.job != (self.setup.job if self.setup else "")
+        if self.setup is not None and is_new and self.order is Order.RUN:
             return Orders(PROTOCOL, Order.RUN, setup=self.setup, plane=self.plane)
         given, self.leases = (self.leases, []) if report.want and self.order is Order.RUN else ([], self.leases)
         return Orders(PROTOCOL, self.order, leases=given, plane=self.plane)
@@ -101,7 +107,9 @@ class Stage:
     async def begin(self) -> None:
         await self.listen()
         self.running = asyncio.create_task(self.agent.run())
-        await self.script.hears(lambda report: report.phase is Phase.READY)
+        assert self.script.setup is not None
+        if self.script.setup.job:
+            await self.script.hears(lambda report: report.phase is Phase.READY)
 
     async def ends(self) -> None:
         assert self.running is not None
@@ -111,9 +119,9 @@ class Stage:
 
 
 @asynccontextmanager
-async def staged(tmp_path: Path, *options: str, orphan_s: float = 60.0) -> AsyncGenerator[Stage]:
+async def staged(tmp_path: Path, *options: str, job: str = "a", orphan_s: float = 60.0) -> AsyncGenerator[Stage]:
     with tempfile.TemporaryDirectory(prefix="fr") as folder:
-        stage = Stage(Path(folder), tmp_path, Script(setup(tmp_path, "a", *options)), orphan_s)
+        stage = Stage(Path(folder), tmp_path, Script(setup(tmp_path, job, *options)), orphan_s)
         try:
             await stage.begin()
             yield stage
@@ -245,5 +253,159 @@ def test_a_worker_without_a_control_plane_that_is_told_to_end_does_so(tmp_path: 
             await stage.server.stop()
             stage.agent.stopping.set()
             await stage.ends()
+
+    asyncio.run(scenario())
+
+
+def test_a_worker_without_a_job_has_its_server_up_and_serves_a_job_that_comes(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with staged(tmp_path, job="") as stage:
+            script = stage.script
+            idle = await script.hears(lambda report: report.phase is Phase.IDLE)
+            assert (idle.job, idle.want, idle.note) == ("", 0, "")
+            [server] = servers(tmp_path)
+            for job, index in (("a", 3), ("b", 4)):
+                since = len(script.reports)
+                script.setup, script.leases, script.order = setup(tmp_path, job), [lease(index)], Order.RUN
+                done = await script.hears(lambda report: report.done, since)
+                assert (done.job, done.phase, [line.index for line in done.done]) == (job, Phase.READY, [index])
+                script.setup, script.order, since = None, Order.RELEASE, len(script.reports)
+                await script.hears(lambda report: report.phase is Phase.IDLE, since)
+                script.order = Order.RUN
+                await script.hears(lambda report: report.phase is Phase.IDLE and not report.job, since)
+            assert servers(tmp_path) == [server]
+
+    asyncio.run(scenario())
+
+
+def test_a_job_that_comes_while_the_server_loads_is_served_once_it_is_up(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with staged(tmp_path, "--loading", "1", job="") as stage:
+            script = stage.script
+            await script.hears(lambda report: report.phase is Phase.LOADING and report.number > 1)
+            script.setup, script.leases = setup(tmp_path, "a", "--loading", "1"), [lease(5)]
+            loading = await script.hears(lambda report: report.job == "a")
+            assert (loading.phase, loading.want) == (Phase.LOADING, 0)
+            done = await script.hears(lambda report: report.done)
+            assert (done.job, [line.index for line in done.done]) == ("a", [5])
+            assert Phase.IDLE not in {report.phase for report in script.reports}
+            assert len(servers(tmp_path)) == 1
+
+    asyncio.run(scenario())
+
+
+def test_a_server_that_ends_while_no_job_needs_it_ends_its_worker(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with staged(tmp_path, job="") as stage:
+            await stage.script.hears(lambda report: report.phase is Phase.IDLE)
+            for server in servers(tmp_path):
+                server.kill()
+            failed = await stage.script.hears(lambda report: report.phase is Phase.FAILED)
+            assert "while no job needed it" in failed.note
+            assert not failed.hopeless
+            await stage.ends()
+
+    asyncio.run(scenario())
+
+
+def test_a_server_that_cannot_start_is_told_though_there_is_no_job(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with staged(tmp_path, "--fail-start", job="") as stage:
+            failed = await stage.script.hears(lambda report: report.phase is Phase.FAILED)
+            assert failed.job == ""
+            assert "status 7" in failed.note
+            await stage.ends()
+
+    asyncio.run(scenario())
+
+
+def with_stage(tmp_path: Path, stall_s: float = 60.0) -> Setup:
+    """Return a setup whose model is a file that is copied to a stage first."""
+    (tmp_path / "net.bin").write_bytes(b"weights")
+    plain = setup(tmp_path, "")
+    return msgspec.structs.replace(
+        plain, source=str(tmp_path / "net.bin"), stage=str(tmp_path / "stage"), start_stall_s=stall_s
+    )
+
+
+@contextmanager
+def copied_by_another(tmp_path: Path, worker: Setup) -> Generator[None]:
+    """Have another process make the copy that a worker needs, and get no further with it."""
+    with ThreadPoolExecutor(1) as pool:
+        begun, go_on = threading.Event(), threading.Event()
+
+        def hang(_: int) -> None:
+            begun.set()
+            assert go_on.wait(PATIENCE_S)
+
+        copying = pool.submit(copy_of, Path(worker.source), Path(worker.stage), hang)
+        try:
+            assert begun.wait(PATIENCE_S)
+            yield
+        finally:
+            go_on.set()
+            copying.result()
+
+
+@asynccontextmanager
+async def alone(tmp_path: Path, worker: Setup) -> AsyncGenerator[Stage]:
+    """Run a worker of which nothing is expected."""
+    with tempfile.TemporaryDirectory(prefix="fr") as folder:
+        stage = Stage(Path(folder), tmp_path, Script(worker), 60.0)
+        await stage.listen()
+        stage.running = asyncio.create_task(stage.agent.run())
+        try:
+            yield stage
+        finally:
+            stage.running.cancel()
+            await asyncio.gather(stage.running, return_exceptions=True)
+            await stage.server.stop()
+
+
+def test_copy_of_another_that_stands_still_is_a_failed_start_and_says_so(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        worker = with_stage(tmp_path, stall_s=0.3)
+        with copied_by_another(tmp_path, worker):
+            async with alone(tmp_path, worker) as stage:
+                failed = await stage.script.hears(lambda report: report.phase is Phase.FAILED)
+                assert "the copy of the model to" in failed.note
+                assert "has stood still for 0.3 s" in failed.note
+                assert not failed.hopeless
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("told", ["by an order", "by its end"])
+def test_worker_that_waits_for_the_copy_of_another_ends_when_it_is_told(tmp_path: Path, told: str) -> None:
+    async def scenario() -> None:
+        worker = with_stage(tmp_path)
+        with copied_by_another(tmp_path, worker):
+            async with alone(tmp_path, worker) as stage:
+                await stage.script.hears(lambda report: report.note.startswith("copying the model"))
+                assert stage.running is not None
+                if told == "by an order":
+                    stage.script.order = Order.STOP
+                    await stage.ends()
+                    assert stage.script.reports[-1].phase is Phase.STOPPED
+                else:
+                    stage.running.cancel()
+                    await asyncio.gather(stage.running, return_exceptions=True)
+                # No thread of it waits any longer: the loop's end would wait for that.
+                async with asyncio.timeout(PATIENCE_S):
+                    await asyncio.get_running_loop().shutdown_default_executor()
+
+    asyncio.run(scenario())
+
+
+def test_what_the_user_has_to_mend_is_not_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise UserError("there is no program serve", "install it")
+
+    monkeypatch.setattr(CommandEngine, "command", refuse)
+
+    async def scenario() -> None:
+        async with alone(tmp_path, setup(tmp_path)) as stage:
+            failed = await stage.script.hears(lambda report: report.phase is Phase.FAILED)
+            assert (failed.note, failed.hopeless) == ("there is no program serve", True)
 
     asyncio.run(scenario())

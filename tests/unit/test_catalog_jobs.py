@@ -10,13 +10,14 @@ from typing import Any
 import apsw
 import pytest
 
-from freight.core.job import FINAL, Event, State
+from freight.core.job import FINAL, Event, Note, State, running_s
 from freight.errors import OperationError
-from freight.store.catalog import Catalog, JobRow
+from freight.store.catalog import Catalog, JobRow, QuarantineRow
 from freight.store.database import Sharing, transaction
 from freight.store.folder import Locking
 
-FIRST = files("freight.store").joinpath("catalog_migrations", "0001_initial.sql")
+MIGRATIONS = files("freight.store").joinpath("catalog_migrations")
+FIRST = MIGRATIONS.joinpath("0001_initial.sql")
 
 
 @pytest.fixture
@@ -82,7 +83,7 @@ def test_a_database_of_the_first_version_loses_nothing(path: Path) -> None:
     assert [(event.event, event.detail) for event in catalog.events("é")] == [("accepted", "why")]
     [live] = catalog.live_workers()
     assert (live.id, live.job, live.source, live.folder, live.started_at) == ("w2", "j", "http://b", "/run/w2", 6.1)
-    assert (live.device, live.log, live.launch, live.process) == (None, "", {}, None)
+    assert (live.devices, live.log, live.launch, live.process) == ([], "", {}, None)
     catalog.worker_ended("w2", "gone", 7.0)
     catalog.close()
 
@@ -204,12 +205,12 @@ def test_jobs_that_ended_long_ago_are_told_the_oldest_first(catalog: Catalog) ->
 def test_a_worker_may_serve_one_job_after_another_and_each_counts_its_own(catalog: Catalog) -> None:
     add(catalog, "a")
     add(catalog, "b")
-    assert catalog.worker_starts("w1", "a", "src", "/run/w1", 2.0, "gpu0", "/log/w1", {"key": "k"}) == 1
+    assert catalog.worker_starts("w1", "a", "src", "/run/w1", 2.0, ["gpu0", "gpu1"], "/log/w1", {"key": "k"}) == 1
     assert catalog.worker_starts("w2", "a", "src", "/run/w2", 3.0, log="/log/w2") == 2
     catalog.worker_runs("w1", {"pid": 7})
     catalog.worker_leaves("w1", 4.0)
     [first, second] = catalog.live_workers()
-    assert (first.job, first.device, first.launch, first.process) == (None, "gpu0", {"key": "k"}, {"pid": 7})
+    assert (first.job, first.devices, first.launch, first.process) == (None, ["gpu0", "gpu1"], {"key": "k"}, {"pid": 7})
     assert second.job == "a"
 
     assert catalog.worker_joins("w1", "b", 5.0) == 1
@@ -282,3 +283,96 @@ def test_every_end_is_a_state_that_the_unfinished_leave_out(catalog: Catalog, pa
     for state in State:
         catalog._connection.execute("UPDATE job SET state = ?", (state,))
         assert bool(catalog.unfinished()) == (state not in FINAL)
+
+
+def second_database(path: Path) -> None:
+    """Write a database as the second version left it: a worker on a device, one that has ended, one on none."""
+    connection = sqlite3.connect(path)
+    for name in ("0001_initial.sql", "0002_service.sql"):
+        connection.executescript(MIGRATIONS.joinpath(name).read_text())
+    connection.execute("INSERT INTO job (id, state, reason, epoch, retried, created_at, spec) VALUES "
+                       "('j', 'RUNNING', '', 0, 0, 6.0, '{}')")  # fmt: skip
+    process = '{"boot":"b","pid":7,"started":9}'
+    connection.executemany(
+        "INSERT INTO worker (id, job, source, folder, device, log, launch, process, started_at, ended_at) "
+        "VALUES (?, ?, 's', '/run/w', ?, '/log/w', '{\"key\":\"k\"}', ?, ?, ?)",
+        [
+            ("w1", "j", "cpu:0", process, 1.0, None), ("w2", "j", 'GPU-é"', None, 2.0, 3.0),
+            ("w3", "j", None, None, 4.0, None),
+        ],
+    )  # fmt: skip
+    connection.execute("INSERT INTO stint VALUES ('j', 1, 'w1', 1.0, NULL)")
+    connection.execute("PRAGMA user_version = 2")
+    connection.commit()
+    connection.close()
+
+
+def test_a_database_of_the_second_version_keeps_workers_with_their_devices(path: Path, tmp_path: Path) -> None:
+    second_database(path)
+
+    catalog = Catalog(path, Locking.LOCAL)
+    first, third = catalog.live_workers()
+    assert (first.id, first.job, first.devices) == ("w1", "j", ["cpu:0"])
+    assert (first.log, first.launch) == ("/log/w", {"key": "k"})
+    assert first.process == {"process": {"boot": "b", "pid": 7, "started": 9}}
+    assert (third.id, third.devices, third.process) == ("w3", [], None)
+    assert [stint.worker for stint in catalog.stints("j")] == ["w1"]
+    assert (catalog.quarantined(), catalog.pins()) == ([], {})
+    catalog.close()
+
+    assert dump(path, "SELECT json_extract(devices, '$[0]') FROM worker WHERE id = 'w2'") == [('GPU-é"',)]
+    Catalog(tmp_path / "fresh.db", Locking.LOCAL).close()
+    schema = "SELECT type, name, tbl_name, sql FROM sqlite_master ORDER BY type, name"
+    assert dump(path, schema) == dump(tmp_path / "fresh.db", schema)
+
+
+def test_notes_are_in_the_timeline_and_change_neither_state_nor_running_time(catalog: Catalog) -> None:
+    row = walk(catalog, add(catalog, "a"), Event.ACCEPTED, now=1.0)
+    assert catalog.worker_starts("w1", "a", "s", "/run/w1", 2.0, ["GPU-a", "GPU-b"]) == 1
+    row = walk(catalog, row, Event.WORKER_GRANTED, now=3.0)
+    catalog.noted("a", Note.LOADED, 8.0, "worker 1 in 6.0 s")
+    row = walk(catalog, row, Event.WORKER_READY, now=8.0)
+    catalog.noted("a", Note.LOADED, 10.0, "worker 1 in 1.0 s")
+    walk(catalog, row, Event.LAST_RECORD_DONE, now=13.0)
+
+    events = catalog.events("a")
+    assert [(event.event, event.state, event.detail) for event in events] == [
+        ("accepted", "QUEUED", ""), ("model loading", "QUEUED", "worker 1 on GPU-a, GPU-b"),
+        ("worker granted", "STARTING", ""), ("model loaded", "STARTING", "worker 1 in 6.0 s"),
+        ("worker ready", "RUNNING", ""), ("model loaded", "RUNNING", "worker 1 in 1.0 s"),
+        ("last record done", "FINALIZING", ""),
+    ]  # fmt: skip
+    assert catalog.get("a").state is State.FINALIZING
+    assert running_s([(event.at, event.event, event.state) for event in events], 99.0) == 10.0
+
+
+def test_a_worker_on_no_device_loads_nothing_and_one_without_a_job_has_no_number(catalog: Catalog) -> None:
+    walk(catalog, add(catalog, "a"), Event.ACCEPTED)
+    assert catalog.worker_starts("w1", "a", "http://a", "/run/w1", 2.0) == 1
+    assert catalog.worker_starts("w2", None, "s", "/run/w2", 3.0, ["GPU-a"]) == 0
+
+    assert [event.event for event in catalog.events("a")] == ["accepted"]
+    assert [(row.id, row.job) for row in catalog.live_workers()] == [("w1", "a"), ("w2", None)]
+    assert catalog.worker_joins("w2", "a", 4.0) == 2
+
+
+def test_quarantine_and_pins_are_kept_replaced_and_forgotten(catalog: Catalog) -> None:
+    row = QuarantineRow("GPU-a", 1.5, "words", 7, {"worker": "w"})
+    catalog.quarantine(row)
+    catalog.quarantine(QuarantineRow("GPU-a", 1.5, "other words", None, {"worker": "w"}))
+    catalog.quarantine(QuarantineRow("GPU-b", 2.5, "words", None, {}))
+    assert [(kept.device, kept.words, kept.pid, kept.hold) for kept in catalog.quarantined()] == [
+        ("GPU-a", "other words", None, {"worker": "w"}), ("GPU-b", "words", None, {}),
+    ]  # fmt: skip
+    catalog.end_quarantine("GPU-a")
+    catalog.end_quarantine("GPU-x")
+    assert [kept.device for kept in catalog.quarantined()] == ["GPU-b"]
+
+    catalog.pin("m", 1)
+    catalog.pin("m", 3)
+    catalog.pin("n", 1)
+    assert catalog.pins() == {"m": 3, "n": 1}
+    catalog.unpin("m")
+    assert catalog.pins() == {"n": 1}
+    with pytest.raises(apsw.ConstraintError):
+        catalog.pin("o", 0)

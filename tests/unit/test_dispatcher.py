@@ -12,7 +12,7 @@ from freight.core.answer import MAX_DEATHS
 from freight.core.job import State
 from freight.core.messages import Death, Order, Returned
 from freight.store.folder import FolderLock
-from tests.unit.planes import COUNT, PATIENCE_S, Hand, Parts, done, job_of, opened_parts
+from tests.unit.planes import COUNT, LIMITS, PATIENCE_S, Hand, Parts, done, job_of, opened_parts
 
 
 @pytest.fixture
@@ -113,12 +113,12 @@ def test_worker_that_is_lost_while_its_report_is_written_gets_no_leases_any_more
         lock.take("the folder")
         (tmp_path / "sockets").mkdir()
 
-        def places(_: JobRun, worker: str) -> tuple[Path, Path]:
+        def places(_: JobRun | None, worker: str) -> tuple[Path, Path]:
             return tmp_path / "sockets" / worker, tmp_path / f"{worker}.log"
 
         plane = ControlPlane(
             parts.catalog, hand, lock, parts.writer, hand.listen, tmp_path / "sockets" / "control.sock", places,  # type: ignore[arg-type]
-            Policy(),
+            Policy(LIMITS),
         )  # fmt: skip
         job = job_of(parts, tmp_path)
         run = asyncio.create_task(plane.run(job, lambda progress: None))

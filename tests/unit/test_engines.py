@@ -271,6 +271,6 @@ def test_a_key_that_is_named_must_be_there(tmp_path: Path) -> None:
         read_key(None, "KEY", {"KEY": ""})
 
 
-@pytest.mark.parametrize("name", [EngineName.LLAMACPP, EngineName.ENDPOINT, EngineName.COMMAND])
+@pytest.mark.parametrize("name", list(EngineName))
 def test_an_engine_that_has_a_server_says_so(name: EngineName) -> None:
     assert engine_of(name).starts_server == (name is not EngineName.ENDPOINT)

@@ -4,34 +4,28 @@ from dataclasses import replace
 
 import pytest
 
-from freight.core.job import FINAL, State
-from freight.core.plan import (
-    MOST_STARTS,
-    START_BACKOFF_S,
+from freight.core.actions import (
     Action,
     Cancelled,
-    DeviceView,
     Fail,
     Finalize,
-    JobView,
-    Snapshot,
     StartWorker,
     StopWorkers,
     Suspend,
     TimeOut,
-    Trouble,
     Unsuspend,
     Wait,
-    WorkerView,
-    plan,
 )
+from freight.core.job import FINAL, State
+from freight.core.plan import plan
+from freight.core.snapshot import MOST_STARTS, START_BACKOFF_S, DeviceView, JobView, Snapshot, Trouble, WorkerView
 
 NOW = 1000.0
 GGUF = "/models/a.gguf"
 URLS = ("http://a", "http://b", "http://c")
 QUEUED = JobView("job", State.QUEUED, (GGUF,), needs_device=True, workers=1, left=100)
 ENDPOINT = JobView("job", State.QUEUED, URLS, needs_device=False, workers=3, left=100)
-W0, W1 = WorkerView("w0", GGUF, "gpu0"), WorkerView("w1", GGUF, "gpu1")
+W0, W1 = WorkerView("w0", GGUF, ("gpu0",)), WorkerView("w1", GGUF, ("gpu1",))
 STOPPING = replace(W0, stopping=True)
 UNFINISHED = [State.QUEUED, State.STARTING, State.RUNNING, State.SUSPENDED]
 
@@ -42,8 +36,8 @@ def decide(*jobs: JobView, devices: str = "", now: float = NOW) -> tuple[Action,
     return plan(Snapshot(jobs, tuple(views)), now)
 
 
-def starts(*devices: str | None, job: str = "job") -> tuple[StartWorker, ...]:
-    return tuple(StartWorker(job, GGUF, device) for device in devices)
+def starts(*devices: str, job: str = "job") -> tuple[StartWorker, ...]:
+    return tuple(StartWorker(job, GGUF, (device,)) for device in devices)
 
 
 @pytest.mark.parametrize(
@@ -88,7 +82,7 @@ def test_the_job_ahead_gets_the_device_and_the_next_one_waits_for_it() -> None:
 
     start, wait = decide(first, second, devices=".")
 
-    assert start == StartWorker("first", GGUF, "gpu0")
+    assert start == StartWorker("first", GGUF, ("gpu0",))
     assert isinstance(wait, Wait)
     assert wait.job == "second"
     assert wait.reason.startswith("gpu0 is held by ")
@@ -100,8 +94,8 @@ def test_no_device_is_given_twice() -> None:
 
     actions = decide(*jobs, devices="." * 5)
 
-    given = [action.device for action in actions if isinstance(action, StartWorker)]
-    assert sorted(str(device) for device in given) == [f"gpu{n}" for n in range(5)]
+    given = [device for action in actions if isinstance(action, StartWorker) for device in action.devices]
+    assert sorted(given) == [f"gpu{n}" for n in range(5)]
     # The first worker of each goes before the second of any.
     assert [action.job for action in actions if isinstance(action, StartWorker)] == ["0", "1", "2", "3", "0"]
 
@@ -120,10 +114,10 @@ def test_no_device_is_given_twice() -> None:
 def test_each_url_of_an_endpoint_gets_one_worker_and_no_device(
     workers: int, left: int, taken: tuple[str, ...], expected: tuple[str, ...]
 ) -> None:
-    live = tuple(WorkerView(f"w-{source}", source, None) for source in taken)
+    live = tuple(WorkerView(f"w-{source}", source, ()) for source in taken)
     job = replace(ENDPOINT, workers=workers, left=left, live=live)
 
-    assert decide(job, devices="xx") == tuple(StartWorker("job", source, None) for source in expected)
+    assert decide(job, devices="xx") == tuple(StartWorker("job", source, ()) for source in expected)
 
 
 def trouble(place: str = "gpu0", count: int = MOST_STARTS, at: float = NOW, words: str = "out of memory") -> Trouble:
@@ -146,8 +140,8 @@ def test_pauses_between_starts_grow() -> None:
 
 
 def test_a_place_that_fails_does_not_keep_a_job_from_the_others() -> None:
-    job = replace(QUEUED, workers=2, troubles=(trouble("gpu0", count=1), trouble("gpu1")))
-    assert decide(job, devices="...") == starts("gpu2")
+    job = replace(QUEUED, workers=3, was_ready=True, troubles=(trouble("gpu0", count=1), trouble("gpu1")))
+    assert decide(job, devices="...", now=NOW + START_BACKOFF_S[-1]) == starts("gpu2", "gpu0")
 
 
 def test_a_job_with_a_live_worker_goes_on_when_every_other_place_has_failed() -> None:

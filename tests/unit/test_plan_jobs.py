@@ -4,28 +4,30 @@ from dataclasses import replace
 
 import pytest
 
-from freight.core.job import State
-from freight.core.plan import (
-    MOST_STARTS,
-    START_BACKOFF_S,
+from freight.core.actions import (
     Action,
     Cancelled,
-    DeviceView,
     Fail,
     Finalize,
-    JobView,
     Join,
-    Snapshot,
     StartWorker,
     StopWarm,
     StopWorkers,
     Suspend,
     TimeOut,
-    Trouble,
     Wait,
+)
+from freight.core.job import State
+from freight.core.plan import plan
+from freight.core.snapshot import (
+    MOST_STARTS,
+    START_BACKOFF_S,
+    DeviceView,
+    JobView,
+    Snapshot,
+    Trouble,
     WarmView,
     WorkerView,
-    plan,
 )
 
 NOW = 1000.0
@@ -34,7 +36,7 @@ LAUNCH, OTHER = "llama a", "llama b"
 QUEUED = JobView("job", State.QUEUED, (GGUF,), needs_device=True, workers=1, left=100, launch=LAUNCH)
 URLS = ("http://a", "http://b")
 ENDPOINT = JobView("job", State.QUEUED, URLS, needs_device=False, workers=2, left=100, launch="endpoint")
-WARM = WarmView("warm", LAUNCH, "gpu0", "a", idle_since=NOW - 10)
+WARM = WarmView("warm", LAUNCH, ("gpu0",), "a", idle_since=NOW - 10)
 UNFINISHED = [State.QUEUED, State.STARTING, State.RUNNING, State.SUSPENDED]
 
 
@@ -54,12 +56,12 @@ def named(name: str, **fields: object) -> JobView:
 
 
 def running(name: str, *places: str, stopping: bool = False, **fields: object) -> JobView:
-    live = tuple(WorkerView(f"{name}-{place}", GGUF, place, stopping) for place in places)
+    live = tuple(WorkerView(f"{name}-{place}", GGUF, (place,), stopping) for place in places)
     return named(name, state=State.RUNNING, live=live, **fields)
 
 
 def start(job: str, place: str) -> StartWorker:
-    return StartWorker(job, GGUF, place)
+    return StartWorker(job, GGUF, (place,))
 
 
 def test_every_waiting_job_gets_its_first_worker_before_a_running_one_gets_more() -> None:
@@ -75,7 +77,7 @@ def test_extra_workers_go_to_jobs_in_turn_and_none_to_one_that_has_no_first() ->
 
     actions = decide(*jobs, there=".....")
 
-    given = [(action.job, action.device) for action in actions if isinstance(action, StartWorker)]
+    given = [(action.job, *action.devices) for action in actions if isinstance(action, StartWorker)]
     assert given == [("a", "gpu0"), ("b", "gpu1"), ("c", "gpu2"), ("a", "gpu3"), ("b", "gpu4")]
     waiting = decide(*jobs, there="..")
     assert waiting[:2] == (start("a", "gpu0"), start("b", "gpu1"))
@@ -91,11 +93,11 @@ def test_the_place_goes_to_whoever_comes_first_in_the_snapshot(order: tuple[str,
 
 
 def test_a_warm_worker_of_the_same_launch_is_joined_before_a_free_device_is_used() -> None:
-    assert decide(QUEUED, there="..", warm=(replace(WARM, place="gpu1"),)) == (Join("job", "warm"),)
+    assert decide(QUEUED, there="..", warm=(replace(WARM, places=("gpu1",)),)) == (Join("job", "warm"),)
 
 
 def test_a_job_that_wants_more_joins_what_is_warm_and_starts_the_rest() -> None:
-    warm = (WARM, replace(WARM, id="warm-too", place="gpu2"))
+    warm = (WARM, replace(WARM, id="warm-too", places=("gpu2",)))
 
     actions = decide(replace(QUEUED, workers=4), there="....", warm=warm)
 
@@ -103,7 +105,7 @@ def test_a_job_that_wants_more_joins_what_is_warm_and_starts_the_rest() -> None:
 
 
 def test_a_running_job_takes_a_warm_worker_as_an_extra_one() -> None:
-    assert decide(running("a", "gpu0", workers=2), there="..", warm=(replace(WARM, place="gpu1"),)) == (
+    assert decide(running("a", "gpu0", workers=2), there="..", warm=(replace(WARM, places=("gpu1",)),)) == (
         Join("a", "warm"),
     )
 
@@ -130,9 +132,9 @@ def test_a_job_that_cannot_have_workers_joins_none(state: State) -> None:
 
 def test_the_warm_worker_that_is_idle_for_longest_makes_room_for_another_model() -> None:
     warm = (
-        replace(WARM, id="young", place="gpu0", idle_since=NOW - 5),
-        replace(WARM, id="old", place="gpu1", idle_since=NOW - 50),
-        replace(WARM, id="middle", place="gpu2", idle_since=NOW - 20),
+        replace(WARM, id="young", places=("gpu0",), idle_since=NOW - 5),
+        replace(WARM, id="old", places=("gpu1",), idle_since=NOW - 50),
+        replace(WARM, id="middle", places=("gpu2",), idle_since=NOW - 20),
     )
 
     wait, stop = decide(replace(QUEUED, launch=OTHER), there="...", warm=warm)
@@ -143,8 +145,8 @@ def test_the_warm_worker_that_is_idle_for_longest_makes_room_for_another_model()
 
 def test_no_second_warm_worker_goes_while_one_is_ending_for_the_job() -> None:
     warm = (
-        replace(WARM, id="going", place="gpu0", idle_since=NOW - 5, stopping=True),
-        replace(WARM, id="old", place="gpu1", idle_since=NOW - 50),
+        replace(WARM, id="going", places=("gpu0",), idle_since=NOW - 5, stopping=True),
+        replace(WARM, id="old", places=("gpu1",), idle_since=NOW - 50),
     )
 
     [wait] = decide(replace(QUEUED, launch=OTHER), there="..", warm=warm)
@@ -153,7 +155,7 @@ def test_no_second_warm_worker_goes_while_one_is_ending_for_the_job() -> None:
 
 
 def test_a_job_that_wants_several_workers_has_one_warm_worker_end_at_a_time() -> None:
-    warm = tuple(replace(WARM, id=f"warm{n}", place=f"gpu{n}") for n in (1, 2, 3))
+    warm = tuple(replace(WARM, id=f"warm{n}", places=(f"gpu{n}",)) for n in (1, 2, 3))
 
     actions = decide(running("a", "gpu0", workers=4, launch=OTHER), there="....", warm=warm)
 
@@ -175,8 +177,8 @@ def test_no_warm_worker_ends_for_a_job_that_could_not_use_its_place() -> None:
     pausing = (Trouble("gpu0", 1, NOW, "no such file"),)
 
     assert decide(replace(ENDPOINT, launch=OTHER), there=".", warm=(WARM,)) == (
-        StartWorker("job", "http://a", None),
-        StartWorker("job", "http://b", None),
+        StartWorker("job", "http://a", ()),
+        StartWorker("job", "http://b", ()),
     )
     [wait] = decide(replace(QUEUED, launch=OTHER, troubles=pausing), there=".", warm=(WARM,))
     assert isinstance(wait, Wait)
@@ -202,18 +204,18 @@ def test_no_warm_worker_is_ended_twice_at_once() -> None:
 
 def test_a_url_that_another_job_is_served_by_is_taken() -> None:
     other = replace(
-        ENDPOINT, id="other", name="other", state=State.RUNNING, workers=1, live=(WorkerView("w", "http://a", None),)
+        ENDPOINT, id="other", name="other", state=State.RUNNING, workers=1, live=(WorkerView("w", "http://a", ()),)
     )
 
-    assert decide(other, ENDPOINT) == (StartWorker("job", "http://b", None),)
+    assert decide(other, ENDPOINT) == (StartWorker("job", "http://b", ()),)
     [wait] = decide(other, replace(ENDPOINT, sources=("http://a",)))
     assert wait == Wait("job", "http://a is held by other")
 
 
 def test_a_warm_worker_at_a_url_serves_the_next_job_of_that_endpoint() -> None:
-    warm = WarmView("warm", "endpoint", "http://a", "e", NOW)
+    warm = WarmView("warm", "endpoint", ("http://a",), "e", NOW)
 
-    assert decide(ENDPOINT, warm=(warm,)) == (Join("job", "warm"), StartWorker("job", "http://b", None))
+    assert decide(ENDPOINT, warm=(warm,)) == (Join("job", "warm"), StartWorker("job", "http://b", ()))
 
 
 def test_a_reason_counts_the_jobs_ahead_and_names_the_holder() -> None:
@@ -234,7 +236,7 @@ def test_jobs_that_have_a_worker_are_not_counted_as_ahead() -> None:
 
 def test_a_reason_names_all_places_and_each_holder_once() -> None:
     nightly, daily = running("nightly", "gpu0", "gpu2", workers=2), running("daily", "gpu1")
-    warm = replace(WARM, place="gpu3", model="qwen", launch=OTHER, stopping=True)
+    warm = replace(WARM, places=("gpu3",), model="qwen", launch=OTHER, stopping=True)
 
     [wait] = decide(nightly, daily, QUEUED, there="....x", warm=(warm,))
 

@@ -5,15 +5,19 @@ import os
 import resource
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 
 from freight.control import jobrun
+from freight.control.recovery import _adopted
 from freight.core.job import State
 from freight.core.messages import Order, Phase
 from freight.errors import OutOfResources
 from freight.launchers.base import WorkerPlace
+from freight.launchers.devices import Inventory
 from freight.launchers.local import LocalLauncher
 from freight.store.database import StorageFull
 from tests.unit.planes import COUNT
@@ -51,7 +55,7 @@ def test_job_whose_worker_finds_no_descriptors_is_suspended_and_goes_on(office: 
 
 
 def test_launcher_tells_a_lack_of_descriptors_from_a_worker_that_cannot_start(tmp_path: Path) -> None:
-    launcher = LocalLauncher([], tmp_path)
+    launcher = LocalLauncher(Inventory((), ()), tmp_path)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     free = os.open(tmp_path, os.O_RDONLY)
     os.close(free)
@@ -59,7 +63,7 @@ def test_launcher_tells_a_lack_of_descriptors_from_a_worker_that_cannot_start(tm
     resource.setrlimit(resource.RLIMIT_NOFILE, (free, hard))
     try:
         with pytest.raises(OutOfResources, match="Too many open files"):
-            launcher.start(WorkerPlace("w", tmp_path / "control", tmp_path, tmp_path / "log", None))
+            launcher.start(WorkerPlace("w", tmp_path / "control", tmp_path, tmp_path / "log"))
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
@@ -168,5 +172,28 @@ def test_records_of_a_worker_whose_joining_found_no_room_are_handed_out_again(of
         second = await office.serving("second", 2)
         # It gets all records there are.
         assert (await office.finish(second, "second")).order is Order.RELEASE
+
+    office.run(scenario)
+
+
+def test_adopted_worker_counts_among_those_that_load_from_its_file_system(office: Office, tmp_path: Path) -> None:
+    office.configure(entry=f'source = "{tmp_path}"')
+    file_system = str(tmp_path.stat().st_dev)
+
+    async def scenario() -> None:
+        await office.submit("a")
+        worker = await office.started(1)
+        store = office.plane.roster.workers[worker].store
+        assert store == file_system
+        await office.say(worker, phase=Phase.LOADING)
+        await office.until(lambda: office.context.catalog.live_workers()[0].process is not None)
+        [row] = office.context.catalog.live_workers()
+        launcher: Any = SimpleNamespace(adopt=lambda *_: office.plane.roster.workers[worker].process)
+        adopted = _adopted(msgspec.structs.replace(row, process={"pid": 1}), launcher)
+        assert adopted is not None
+        office.plane.roster.workers[worker] = adopted
+        assert office.plane.apply.starts.pacing(4).loading == ()
+        await office.say(worker, "a", phase=Phase.LOADING)
+        assert office.plane.apply.starts.pacing(4).loading == (store,)
 
     office.run(scenario)

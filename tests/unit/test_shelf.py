@@ -40,7 +40,13 @@ def laid_out(tmp_path: Path) -> tuple[Shelf, JobRow]:
         return []
 
     context: Any = SimpleNamespace(
-        folder=folder, look=look, in_thread=look, reader=SimpleNamespace(events=no_events), writer=None, threads=None
+        folder=folder,
+        look=look,
+        in_thread=look,
+        reader=SimpleNamespace(events=no_events),
+        writer=None,
+        threads=None,
+        devices=(),
     )
     spec = msgspec.json.decode(msgspec.json.encode(spec_of(JobRequest(upload="", name="n"), MODEL, "0", 0)))
     return Shelf(context), JobRow("j", State.QUEUED, "", 0, 0, 1.0, spec, COUNT, None, "n")

@@ -167,3 +167,25 @@ def test_port_file_holds_the_url_and_the_socket_option_serves_there(tmp_path: Pa
         child.kill()
         child.wait()
         child.stdout.close()
+
+
+def test_engine_that_dies_when_ready_answers_its_health_probe_first() -> None:
+    with running("--die-when-ready") as engine:
+        assert engine.get("/health").status == 200
+        assert engine.exit_status() == 3
+
+
+def test_engine_that_ignores_sigterm_goes_on() -> None:
+    with running("--ignore-sigterm") as engine:
+        engine.child.send_signal(signal.SIGTERM)
+        assert engine.get("/health").status == 200
+        assert engine.child.poll() is None
+        engine.child.send_signal(signal.SIGINT)
+        assert engine.exit_status() == 0
+
+
+def test_mute_engine_takes_connections_and_says_nothing() -> None:
+    with running("--mute") as engine, socket.create_connection((engine.host, engine.port), timeout=0.3) as link:
+        link.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
+        with pytest.raises(TimeoutError):
+            link.recv(1)

@@ -1,0 +1,1 @@
+"""A hub on loopback, for tests that fetch models."""
