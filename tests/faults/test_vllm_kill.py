@@ -52,7 +52,9 @@ class Vllm:
         # What its processes call themselves, and what it is called: they are known whatever their environment says.
         variables = {**VARIABLES, "OMP_NUM_THREADS": "1", "VLLM_PROCESS_NAME_PREFIX": token}
         lines = "\n".join(f"{name} = {json.dumps(value)}" for name, value in variables.items())
-        service.configure(f"{model}aliases = [{json.dumps(token)}]\n[models.tiny.env]\n{lines}", 'keep_warm = "10m"')
+        service.configure(f"{model}aliases = [{json.dumps(token)}]\n[models.tiny.env]\n{lines}")
+        # The pool's table comes last. At the end of the job its server stays up, for the stop to end.
+        service.config.write_text(service.config.read_text() + 'keep_warm = "10m"\n')
 
     def _executable(self) -> Path:
         """Return a file that stands for vLLM's, in the shape of an environment that has the real package."""
