@@ -10,6 +10,8 @@ import pytest
 
 from tests.contract.casetable import Runs, selected
 from tests.harness import Box, engine, engine_command, model_toml
+from tests.hub.pulls import NET
+from tests.hub.standin import Hub, running_hub
 from tests.service import Endpoint, ServiceBox, endpoint, service_box
 
 AT_ONCE: Final = 4
@@ -89,3 +91,11 @@ def end() -> Generator[Endpoint]:
     """Run an endpoint of the test's own."""
     with endpoint() as ours:
         yield ours
+
+
+@pytest.fixture
+def hub() -> Generator[Hub]:
+    """A hub with one model."""
+    with running_hub() as running:
+        running.repo("org/net", dict(NET))
+        yield running

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+from tests.unit.houses import House
 from tests.unit.services import Office, open_office
 from tests.unit.simengines import Engine, running
 
@@ -25,3 +26,10 @@ def engine() -> Generator[Engine]:
 def office(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Office:
     """Give a folder on which services run in this process."""
     return open_office(tmp_path, monkeypatch)
+
+
+@pytest.fixture
+def house(tmp_path: Path) -> Generator[House]:
+    opened = House(tmp_path, keep_warm_s=0.0)
+    yield opened
+    opened.close()
