@@ -20,9 +20,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Final
 
+from bench.serving import serving
 from bench.simengine.answers import digest_text
 from freight import Client
-from freight.errors import NoServer
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 RECORDS: Final = 10
@@ -155,27 +155,8 @@ def run(folder: Path, jobs: int, clients: int, model: str) -> dict[str, object]:
     """Measure a service of its own in `folder`."""
     environment = {**os.environ, "FREIGHT_DATA": str(folder / "data")}
     url = f"unix://{folder / 'data' / 'run' / 'api.sock'}"
-    with (folder / "log").open("wb") as log:
-        service = subprocess.Popen(
-            [sys.executable, "-m", "freight", "serve"], cwd=ROOT, env=environment, stdout=log, stderr=log
-        )
-    try:
-        with Client(url) as client:
-            while not _answers(client):
-                assert service.poll() is None, (folder / "log").read_text()
-                time.sleep(_POLL_S)
-            return {**measure(client, url, jobs, clients, model), **commands(environment)}
-    finally:
-        service.terminate()
-        service.wait()
-
-
-def _answers(client: Client) -> bool:
-    try:
-        client.version()
-    except NoServer:
-        return False
-    return True
+    with serving(folder, environment) as client:
+        return {**measure(client, url, jobs, clients, model), **commands(environment)}
 
 
 def main() -> None:

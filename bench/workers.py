@@ -12,7 +12,6 @@ import json
 import math
 import os
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -21,12 +20,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
+from bench.serving import serving
 from bench.simengine.answers import digest_text
 from freight import Client
 from freight.core.device import Holder
 from freight.core.job import FINAL
 from freight.core.view import JobStatus
-from freight.errors import NoServer
 from freight.launchers.locks import lock_device, lock_folder
 
 ROOT: Final = Path(__file__).resolve().parents[1]
@@ -181,26 +180,8 @@ def bench_on(loading_s: float, devices: int, keep_warm: str = "0s") -> Generator
         environment = {
             **os.environ, "FREIGHT_DATA": str(folder / "data"), "FREIGHT_CONFIG": str(folder / "config.toml"),
         }  # fmt: skip
-        with (folder / "log").open("wb") as log:
-            service = subprocess.Popen(
-                [sys.executable, "-m", "freight", "serve"], cwd=ROOT, env=environment, stdout=log, stderr=log
-            )
-        try:
-            with Client(f"unix://{folder / 'data' / 'run' / 'api.sock'}") as client:
-                until(lambda: service.poll() is not None or _answers(client), "the service answers")
-                assert service.poll() is None, (folder / "log").read_text()
-                yield Bench(folder, client, ours)
-        finally:
-            service.terminate()
-            service.wait()
-
-
-def _answers(client: Client) -> bool:
-    try:
-        client.version()
-    except NoServer:
-        return False
-    return True
+        with serving(folder, environment) as client:
+            yield Bench(folder, client, ours)
 
 
 def main() -> None:

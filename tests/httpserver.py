@@ -47,13 +47,21 @@ def http_server(get: Callable[[str], Reply], post: Callable[[bytes], Reply]) -> 
         def log_message(self, *_: Any) -> None:
             """Say nothing."""
 
+    with serving(Handler) as url:
+        yield url
+
+
+@contextmanager
+def serving(handler: type[BaseHTTPRequestHandler]) -> Generator[str]:
+    """Run a server with a handler of the caller's for as long as the block takes, and give its URL."""
+
     class Server(ThreadingHTTPServer):
         daemon_threads = True
 
         def handle_error(self, *_: Any) -> None:
             """A client that goes away is no error of the test's."""
 
-    with Server(("127.0.0.1", 0), Handler) as server:
+    with Server(("127.0.0.1", 0), handler) as server:
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()
         try:

@@ -7,7 +7,7 @@ import sys
 import threading
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Final
@@ -29,6 +29,7 @@ from freight.worker.supervise import ModelServer, StartLimits, describe_exit
 from tests.contract.scenario import side_by_side
 from tests.contract.scripted import OK, Reply, scripted
 from tests.harness import CASES, Box, chat, code, content, engine_command, finish, model_toml, wait_until
+from tests.httpserver import serving
 
 GOOD: Final = str(CASES / "inputs" / "00_good3.jsonl")
 STEERING: Final = "\x1b]0;x\x07\x1b[2J\nerror: fake"
@@ -59,20 +60,8 @@ def raw_server(models: bytes, answer: Callable[[str, BaseHTTPRequestHandler], No
         def log_message(self, *_: Any) -> None:
             """Say nothing."""
 
-    class Server(ThreadingHTTPServer):
-        daemon_threads = True
-
-        def handle_error(self, *_: Any) -> None:
-            """A client that goes away is no error of the test's."""
-
-    with Server(("127.0.0.1", 0), Handler) as server:
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
-        thread.start()
-        try:
-            yield f"http://127.0.0.1:{server.server_port}"
-        finally:
-            server.shutdown()
-            thread.join()
+    with serving(Handler) as url:
+        yield url
 
 
 @pytest.mark.parametrize("then", ["refusals", "timeouts"])
