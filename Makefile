@@ -40,6 +40,8 @@ bench: install
 	@$(BIN)/python -m bench.scale --records 1000000
 	@$(BIN)/python -m bench.service
 	@$(BIN)/python -m bench.workers
+	@$(BIN)/python -m bench.people
+	@$(BIN)/python -m bench.slow
 
 clean:
 	rm -rf $(VENV) build *.egg-info

@@ -3,13 +3,16 @@
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import get_type_hints
 
 import click
+import msgspec
 
 from freight.cli.main import freight
-from freight.config import SETTINGS, VARIABLES
+from freight.config import PATH_SETTINGS, POOL_SETTINGS, SETTINGS, VARIABLES
 from freight.core import answer
 from freight.core.job import FINAL, NEXT, State
+from freight.core.model import ModelEntry
 from freight.core.record import INTAKE_CODES, PATHS
 from freight.engines.endpoint import KEY_VARIABLE
 
@@ -62,6 +65,26 @@ def commands(command: click.Command, path: str) -> Iterator[tuple[str, str]]:
             yield from commands(inner, f"{path} {name}")
 
 
+def tables() -> Iterator[str]:
+    """Yield the keys of the tables whose names the user chooses."""
+    hints = get_type_hints(ModelEntry, include_extras=True)
+    models = [
+        (field.name, default_of(field), hints[field.name].__metadata__[0].description)
+        for field in msgspec.structs.fields(ModelEntry)
+    ]
+    pools, paths = ([(s.key, f"`{s.default!r}`", s.about) for s in known] for known in (POOL_SETTINGS, PATH_SETTINGS))
+    for title, rows in (("models.NAME", models), ("pools.NAME", pools), ("paths.USER", paths)):
+        yield f"\n### {title}\n\n| key | default | what |\n|---|---|---|"
+        yield from (f"| `{title}.{key}` | {default} | {about} |" for key, default, about in rows)
+
+
+def default_of(field: msgspec.structs.FieldInfo) -> str:
+    """Return what a field has where nothing is written; nothing for one that must be."""
+    if field.required:
+        return ""
+    return f"`{field.default!r}`" if field.default is not msgspec.NODEFAULT else f"`{field.default_factory()!r}`"
+
+
 def reference() -> str:
     """Return the whole page."""
     parts = ["# Reference\n\nWritten from the code by `docs/generate.py`; a test compares the two.\n"]
@@ -69,7 +92,8 @@ def reference() -> str:
     parts += [f"### `{path}`\n\n```\n{text}\n```\n" for path, text in commands(freight, "freight")]
     parts.append("## Settings\n\n| key | variable | default | what |\n|---|---|---|---|")
     parts += [f"| `{s.key}` | `{s.variable()}` | `{s.default!r}` | {s.about} |" for s in SETTINGS]
-    parts.append("\nDurations (here in seconds) may be written `90s`, `15m` or `12h`, sizes `10MB` or `64KiB`.")
+    parts.append("\nDurations (here in seconds) may be written `90s`, `15m`, `12h` or `30d`, sizes `10MB` or `64KiB`.")
+    parts += list(tables())
     parts.append("\n### Other variables\n\n| variable | what |\n|---|---|")
     parts += [f"| `{name}` | {about} |" for name, about in VARIABLES.items()]
     parts.append(f"| `{KEY_VARIABLE}` | the API key for a server whose URL is given as `--model` |")

@@ -3,11 +3,10 @@
 Flags beat FREIGHT_<SECTION>_<KEY> variables, which beat the file, which beats the registry.
 """
 
-import math
 import os
 import re
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, TypeVar, cast
@@ -15,84 +14,11 @@ from typing import Any, Final, TypeVar, cast
 import msgspec
 import platformdirs
 
+from freight import parsing as read
 from freight.core.model import EngineName, ModelEntry
 from freight.errors import UserError, refusing
 
 _T = TypeVar("_T")
-_UNITS_S: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0}
-_SIZES: Final = {
-    "": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12,
-    "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30, "TIB": 1 << 40,
-}  # fmt: skip
-
-
-def parse_duration(value: Any) -> float:
-    """Return seconds for "90s", "1h30m" or a number of seconds; raise ValueError otherwise."""
-    if isinstance(value, (int, float)) and not isinstance(value, bool):
-        if not 0 <= value < math.inf:
-            raise ValueError("a duration cannot be negative or without end")
-        return float(value)
-    text = str(value).strip()
-    parts = re.findall(r"(\d+(?:\.\d+)?)(ms|[smhdw])", text)
-    if "".join(number + unit for number, unit in parts) != text or not parts:
-        raise ValueError("expected a duration such as 90s, 15m, 12h or 1h30m")
-    return sum(float(number) * _UNITS_S[unit] for number, unit in parts)
-
-
-def _period(value: Any) -> float:
-    seconds = parse_duration(value)
-    if not seconds:
-        raise ValueError("must be longer than nothing")
-    return seconds
-
-
-def parse_size(value: Any) -> int:
-    """Return bytes for "10MB", "64KiB" or a number of bytes; raise ValueError otherwise."""
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?I?B|)", str(value).strip().upper())
-    if isinstance(value, bool) or match is None:
-        raise ValueError("expected a size such as 10MB or 64KiB")
-    return int(float(match.group(1)) * _SIZES[match.group(2)])
-
-
-def _record_size(value: Any) -> int:
-    size = parse_size(value)
-    if not 1 <= size <= 10**9:
-        raise ValueError("a record may have at most 1GB")
-    return size
-
-
-def _count(value: Any) -> int:
-    if isinstance(value, str) and value.isdigit():
-        value = int(value)
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise ValueError("expected a whole number above 0")
-    return value
-
-
-def _flag(value: Any) -> bool:
-    if isinstance(value, bool):
-        return value
-    if isinstance(value, str) and value.lower() in ("true", "false", "1", "0"):
-        return value.lower() in ("true", "1")
-    raise ValueError("expected true or false")
-
-
-def _text(value: Any) -> str:
-    if not isinstance(value, str):
-        raise ValueError("expected a text")
-    return value
-
-
-def _texts(value: Any) -> tuple[str, ...]:
-    if isinstance(value, str):
-        return tuple(part.strip() for part in value.split(",") if part.strip())
-    if isinstance(value, list) and all(isinstance(part, str) for part in value):  # pyright: ignore[reportUnknownVariableType]
-        return tuple(value)  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
-    raise ValueError("expected a list of texts")
-
-
-def _keep_or_duration(value: Any) -> float | None:
-    return None if value == "keep" else parse_duration(value)
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,22 +36,57 @@ class Setting:
 
 
 SETTINGS: Final = (
-    Setting("retention", None, _keep_or_duration, 'how long finished jobs\' data is kept ("keep": for ever)'),
-    Setting("default_model", "", _text, "the model of a run that names none"),
-    Setting("server.listen", "", _text, "HOST:PORT on which the service listens besides its Unix socket"),
-    Setting("limits.records", 150_000, _count, "records in a job sent over HTTP"),
-    Setting("limits.record_bytes", 10_000_000, _record_size, "bytes in one input line"),
-    Setting("limits.file_bytes", 1 << 50, parse_size, "bytes in one input file"),
-    Setting("limits.active_jobs", 20, _count, "unfinished jobs of one user"),
-    Setting("media.hosts", (), _texts, "hosts from which records may have media fetched over https"),
-    Setting("engines.start_stall", 300.0, _period, "a loading server that does nothing this long is given up"),
-    Setting("engines.start_timeout", 7200.0, _period, "a model server that is not ready after this is given up"),
-    Setting("engines.stall", 300.0, _period, "a model server that makes no token for this long is restarted"),
-    Setting("engines.suspend_after", 900.0, _period, "a job without any success for this long is suspended"),
-    Setting("devices.release_timeout", 60.0, _period, "a device that is not free this long after its worker is kept"),
-    Setting("devices.quarantine_retry", 30.0, _period, "how often a device that was kept is looked at again"),
-    Setting("openai.enforce_window", False, _flag, "let OpenAI batches expire at the end of their completion window"),
+    Setting("retention", None, read.keep_or_duration, 'how long finished jobs\' data is kept ("keep": for ever)'),
+    Setting("default_model", "", read.text, "the model of a run that names none"),
+    Setting("server.listen", "", read.listen, "HOST:PORT on which the service listens besides its Unix socket"),
+    Setting("server.hosts", (), read.texts, "names by which it may be asked (default: the listening host, localhost)"),
+    Setting("server.tls_cert", "", read.path, "PEM file of its certificate, which makes it speak https alone"),
+    Setting("server.tls_key", "", read.path, "PEM file of the certificate's key (default: in the certificate's file)"),
+    Setting("server.max_connections", 2000, read.count, "connections at a time"),
+    Setting("server.max_peer_connections", 1000, read.count, "connections at a time from one address"),
+    Setting("server.header_timeout", 10.0, read.period, "a request's head that takes longer ends its connection"),
+    Setting("server.body_idle_timeout", 30.0, read.period, "a body of which no kilobyte comes this long ends it, too"),
+    Setting("server.request_timeout", 30.0, read.period, "a request that is no upload and takes longer, too"),
+    Setting("server.keep_alive_timeout", 75.0, read.period, "a connection without a request for this long is closed"),
+    Setting("server.send_timeout", 60.0, read.period, "an answer of which nothing is taken for this long is cut"),
+    Setting("server.max_body", 1_000_000, read.parse_size, "bytes in a request that is no upload"),
+    Setting("limits.records", 150_000, read.count, "records in a job sent over HTTP"),
+    Setting("limits.record_bytes", 10_000_000, read.record_size, "bytes in one input line"),
+    Setting("limits.file_bytes", 1 << 50, read.parse_size, "bytes in one input file"),
+    Setting("limits.active_jobs", 20, read.count, "unfinished jobs of one user"),
+    Setting("limits.stored_bytes", 1 << 50, read.parse_size, "bytes of one user here: uploads, inputs and results"),
+    Setting("limits.requests", 100, read.count, "requests of one user in a second"),
+    Setting("oidc.issuer", "", read.issuer, "URL of the OpenID provider whose tokens (JWT) are accepted, too"),
+    Setting("oidc.audience", "", read.text, "for whom its tokens must be made out"),
+    Setting("oidc.user_claim", "sub", read.name, "the claim that names the user; one that users cannot change"),
+    Setting("oidc.groups_claim", "groups", read.text, "the claim that lists the user's groups"),
+    Setting("oidc.admin_group", "", read.text, "the group whose members are admins"),
+    Setting("media.hosts", (), read.media_hosts, "hosts from which records may have media fetched over https"),
+    Setting("webhooks.hosts", (), read.receivers, "who may be told of jobs' ends: [http://]HOST[:PORT][=ADDRESS]"),
+    Setting("webhooks.secret_file", "", read.path, "file of the secrets that webhooks are signed with, one a line"),
+    Setting("engines.start_stall", 300.0, read.period, "a loading server that does nothing this long is given up"),
+    Setting("engines.start_timeout", 7200.0, read.period, "a model server that is not ready after this is given up"),
+    Setting("engines.stall", 300.0, read.period, "a model server that makes no token for this long is restarted"),
+    Setting("engines.suspend_after", 900.0, read.period, "a job without any success for this long is suspended"),
+    Setting("devices.release_timeout", 60.0, read.period, "a device not free this long after its worker is kept"),
+    Setting("devices.quarantine_retry", 30.0, read.period, "how often a device that was kept is looked at again"),
+    Setting("facility.output_mode", "0640", read.mode, "permissions of files written for the facility API, in octal"),
+    Setting("openai.enforce_window", False, read.flag, "let OpenAI batches expire when their completion window ends"),
 )  # fmt: skip
+# The keys of each table pools.NAME, and of paths.NAME.
+POOL_SETTINGS: Final = (
+    Setting("provider", "local", read.text, "who starts its workers; only `local`, this machine, has an effect yet"),
+    Setting("devices", "auto", read.devices, 'its devices, such as `["GPU-8f3c…", "cpu:0"]`; `"auto"`: all there are'),
+    Setting("keep_warm", 0, read.parse_duration, "how long a worker without a job keeps its model loaded"),
+    Setting("max_warm", "24h", read.parse_duration, "the longest that `keep_warm` may be"),
+    Setting("max_loads", 4, read.count, "models loaded at a time from one file system"),
+    Setting("stage", "", read.folder, "a folder on a local disk into which models are copied before they are loaded"),
+    Setting("groups", [], read.texts, "only users in one of these groups may use it; none: all users"),
+)
+PATH_SETTINGS: Final = (
+    Setting("read", [], read.folders, "folders below which the user, `@group` or `*` (all) may have inputs"),
+    Setting("write", [], read.folders, "folders below which they may have results written, and inputs, too"),
+)
 _BY_KEY: Final = {setting.key: setting for setting in SETTINGS}
 # Tables whose keys are names that the user chooses.
 _NAMED: Final = ("paths", "pools", "models")
@@ -153,7 +114,7 @@ class Pool:
     """A place for workers. `devices` is None for all there are; `options` are the provider's own.
 
     A worker without a job stays for `keep_warm_s`. No more than `max_loads` models are loaded from one file system at a
-    time, each copied into the folder `stage` first ("": not copied).
+    time, each copied into the folder `stage` first ("": not copied). Users must be in one of `groups`, if it has any.
     """
 
     devices: tuple[str, ...] | None = None
@@ -162,6 +123,21 @@ class Pool:
     options: dict[str, Any] = field(default_factory=dict[str, Any])
     max_loads: int = 4
     stage: str = ""
+    groups: tuple[str, ...] = ()
+    max_warm_s: float = 86_400.0
+
+    def written(self) -> dict[str, Any]:
+        """Return it by the keys that one writes, durations in seconds."""
+        values = {
+            "provider": self.provider,
+            "devices": "auto" if self.devices is None else self.devices,
+            "keep_warm": self.keep_warm_s,
+            "max_warm": self.max_warm_s,
+            "max_loads": self.max_loads,
+            "stage": self.stage,
+            "groups": self.groups,
+        }
+        return values | self.options
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,6 +206,7 @@ def load_config(
     for name, table in named["models"].items():
         models[name] = _model(where, name, table)
         origins[f"models.{name}"] = where
+    _check_aliases(models, origins)
     pools = {name: _pool(where, name, table) for name, table in named["pools"].items()}
     paths = {name: _grant(where, name, table) for name, table in named["paths"].items()}
     origins.update({f"{table}.{name}": where for table in ("pools", "paths") for name in named[table]})
@@ -294,6 +271,13 @@ def _parsed(parse: Callable[[Any], _T], value: Any, where: str) -> _T:
         raise UserError(f"{where} is {value!r}: {error}", "correct it, or take it out for the default") from None
 
 
+_TYPES: Final = {
+    "bool": "true or false",
+    "int": "a whole number",
+    "str": "a text",
+    "array": "a list of texts",
+    "object": "a table of texts",
+}
 _ENTRY_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 
 
@@ -320,56 +304,62 @@ def _model(where: str, name: str, table: Any) -> ModelEntry:
     except msgspec.ValidationError as error:
         message, _, path = str(error).partition(" - at `$")
         key = f"models.{name}{path.rstrip('`')}"
-        raise UserError(
-            f"{where}: {key}: {message[:1].lower() + message[1:]}", f"engines: {', '.join(EngineName)}"
-        ) from None
+        raise UserError(f"{where}: {key}: {message[:1].lower() + message[1:]}", _what_it_takes(key, message)) from None
 
 
-def _devices(value: Any) -> tuple[str, ...] | None:
-    return None if value == "auto" else _texts(value)
+def _check_aliases(models: Mapping[str, ModelEntry], origins: Mapping[str, str]) -> None:
+    """Raise UserError for an alias that is the name of another model, or an alias of it, too."""
+    owners = dict.fromkeys(models, "")
+    for name, entry in models.items():
+        for alias in entry.aliases:
+            owner = owners.setdefault(alias, name)
+            if owner == name or (not owner and alias == name):
+                continue
+            whose = f"an alias of model {owner}, too" if owner else "the name of another model"
+            place = f"{origins[f'models.{name}']}: models.{name}.aliases"
+            raise UserError(f"{place} has {alias!r}, which is {whose}", "take it out of one of the two")
 
 
-def _folder(value: Any) -> str:
-    if value and not Path(_text(value)).expanduser().is_absolute():
-        raise ValueError("expected a folder's path from / on")
-    return str(Path(value).expanduser()) if value else ""
-
-
-# The options of every pool: key, default, how it is read.
-_POOL: Final[tuple[tuple[str, Any, Callable[[Any], Any]], ...]] = (
-    ("devices", "auto", _devices),
-    ("keep_warm", 0, parse_duration),
-    ("max_warm", "24h", parse_duration),
-    ("max_loads", 4, _count),
-    ("stage", "", _folder),
-)
+def _what_it_takes(key: str, message: str) -> str:
+    """Return what goes into a key of a model, by what msgspec says that it expected."""
+    expected = re.match(r"Expected `([^`]+)`(?: (>= \d+))?", message)
+    words = [_TYPES[kind] for kind in expected[1].split(" | ") if kind in _TYPES] if expected else []
+    if not words or key.endswith(".engine"):
+        return f"engines: {', '.join(EngineName)}"
+    return f"{key} takes {' or '.join(words)}{f', {expected[2]}' if expected and expected[2] else ''}"
 
 
 def _pool(where: str, name: str, table: Any) -> Pool:
     rest = dict(_table(where, f"pools.{name}", table))
     key = f"{where}: pools.{name}"
-    provider = _parsed(_text, rest.pop("provider", "local"), f"{key}.provider")
-    pool: dict[str, Any] = {
-        known: _parsed(parse, rest.pop(known, default), f"{key}.{known}") for known, default, parse in _POOL
-    }
-    if provider == "local" and rest:
-        known = ", ".join(sorted([option for option, _, _ in _POOL] + ["provider"]))
-        raise UserError(f"{where}: unknown key pools.{name}.{next(iter(rest))}", f"known: {known}")
+    pool = _taken(POOL_SETTINGS, rest, key)
+    if pool["provider"] == "local":
+        _check_all_known(POOL_SETTINGS, rest, where, f"pools.{name}")
     keep_warm_s, max_warm_s = pool.pop("keep_warm"), pool.pop("max_warm")
     if keep_warm_s > max_warm_s:
         raise UserError(
             f"{key}.keep_warm is longer than {key.split(': ')[1]}.max_warm, {max_warm_s / 3600:g} h",
             "shorten it, raise max_warm, or keep a model up for good: freight models pin NAME",
         )
-    return Pool(**pool, keep_warm_s=keep_warm_s, provider=provider, options=rest)
+    return Pool(**pool, keep_warm_s=keep_warm_s, max_warm_s=max_warm_s, options=rest)
 
 
 def _grant(where: str, name: str, table: Any) -> PathGrant:
     rest = dict(_table(where, f"paths.{name}", table))
-    read, write = (_parsed(_texts, rest.pop(key, []), f"{where}: paths.{name}.{key}") for key in ("read", "write"))
+    grant = _taken(PATH_SETTINGS, rest, f"{where}: paths.{name}")
+    _check_all_known(PATH_SETTINGS, rest, where, f"paths.{name}")
+    return PathGrant(**grant)
+
+
+def _taken(known: Sequence[Setting], rest: dict[str, Any], where: str) -> dict[str, Any]:
+    """Take what is known out of a table; return the values, with defaults for what is not there."""
+    return {one.key: _parsed(one.parse, rest.pop(one.key, one.default), f"{where}.{one.key}") for one in known}
+
+
+def _check_all_known(known: Sequence[Setting], rest: dict[str, Any], where: str, table: str) -> None:
     if rest:
-        raise UserError(f"{where}: unknown key paths.{name}.{next(iter(rest))}", "known: read, write")
-    return PathGrant(read, write)
+        names = ", ".join(sorted(one.key for one in known))
+        raise UserError(f"{where}: unknown key {table}.{next(iter(rest))}", f"known: {names}")
 
 
 def _table(where: str, key: str, value: Any) -> dict[str, Any]:

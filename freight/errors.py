@@ -2,6 +2,7 @@
 
 from collections.abc import Generator
 from contextlib import contextmanager
+from typing import Self
 
 
 class FreightError(Exception):
@@ -10,11 +11,18 @@ class FreightError(Exception):
     exit_code = 1
     # Stable, for programs: what the service's API calls it.
     code = "failed"
+    # The field of the request that is wrong, where an API tells it apart.
+    param: str | None = None
 
     def __init__(self, message: str, hint: str | None = None) -> None:
         super().__init__(message)
         self.message = message
         self.hint = hint
+
+    def about(self, param: str) -> Self:
+        """Return this error, as one about a field of the request."""
+        self.param = param
+        return self
 
 
 class UserError(FreightError):
@@ -30,6 +38,30 @@ class Conflict(UserError):
     code = "conflict"
 
 
+class NoSuchUpload(UserError):
+    """There is no upload of that id, or none that may be used."""
+
+    code = "no_such_upload"
+
+
+class Unknown(UserError):
+    """The request names something that is not there: a model, a cluster."""
+
+    code = "not_found"
+
+
+class NoSuchFile(UserError):
+    """There is no file of that id, or it is another user's."""
+
+    code = "no_such_file"
+
+
+class TooLarge(UserError):
+    """What was sent has more bytes than a setting allows."""
+
+    code = "too_large"
+
+
 class NoSuchJob(FreightError):
     """No job is called so."""
 
@@ -37,11 +69,23 @@ class NoSuchJob(FreightError):
     code = "no_such_job"
 
 
+class NoSuchModel(FreightError):
+    """No model is called so, or none that the one who asks may run."""
+
+    code = "model_not_found"
+
+
 class NotAllowed(FreightError):
     """The service knows who asks, or does not, and says no."""
 
     exit_code = 4
     code = "not_allowed"
+
+
+class Unauthenticated(NotAllowed):
+    """Nothing that came with the request shows who asks."""
+
+    code = "unauthenticated"
 
 
 class NoServer(FreightError):
@@ -61,6 +105,25 @@ class WrongState(OperationError):
     """The job's state does not allow what was asked."""
 
     code = "wrong_state"
+
+
+class TooMany(OperationError):
+    """Somebody has, or asks for, as much as they may.
+
+    `retry_after_s` says when time alone will mend it, None where it will not.
+    """
+
+    code = "too_many"
+
+    def __init__(self, message: str, hint: str | None = None, retry_after_s: float | None = None) -> None:
+        super().__init__(message, hint)
+        self.retry_after_s = retry_after_s
+
+
+class Unavailable(OperationError):
+    """Something that an answer depends on, and that is not the service's own, does not work now."""
+
+    code = "unavailable"
 
 
 class Interrupted(FreightError):

@@ -33,7 +33,7 @@ def show(origin: bool, as_json: bool) -> None:
 def _rows(found: Config) -> dict[str, Any]:
     tables: tuple[tuple[str, dict[str, Any]], ...] = (
         ("models", found.models),
-        ("pools", found.pools),
+        ("pools", {name: pool.written() for name, pool in found.pools.items()}),
         ("paths", found.paths),
     )
     named = {

@@ -23,8 +23,9 @@ def doctor() -> int:
 
     failed = False
     for finding in (*examine(config_file(), data_folder()), _service(data_folder())):
-        failed = failed or not finding.good
-        click.echo(f"{'ok  ' if finding.good else 'FAIL'} {finding.what}: {finding.found}")
+        failed = failed or (finding.grave and not finding.good)
+        mark = "ok  " if finding.good else "FAIL" if finding.grave else "warn"
+        click.echo(f"{mark} {finding.what}: {finding.found}")
         if finding.fix and not finding.good:
             click.echo(f"     {finding.fix}")
     return 1 if failed else 0

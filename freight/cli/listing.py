@@ -1,5 +1,6 @@
 """`freight batch list` and `freight ps`: jobs and workers in tables."""
 
+from collections.abc import Callable, Sequence
 from typing import Final
 
 import click
@@ -21,29 +22,36 @@ ACTIVE: Final = "active"
     metavar="S",
     help=f"Only jobs in this state ({', '.join(State)}), or all that have not ended ({ACTIVE}).",
 )
+@click.option("--model", metavar="M", help="Only jobs of this model.")
+@click.option("--name", metavar="N", help="Only jobs whose name begins so.")
 @json_option
 @click.option("-q", "--quiet", is_flag=True, help="Print names alone.")
 @service_options(starts=True)
-def list_jobs(status: str | None, as_json: bool, quiet: bool, service: Service) -> None:
+def list_jobs(
+    status: str | None, model: str | None, name: str | None, as_json: bool, quiet: bool, service: Service
+) -> None:
     """List the jobs, the newest first."""
     if as_json and quiet:
         raise UserError("--json and --quiet do not go together", "leave one out")
     with service.connect() as client:
-        jobs = list(client.jobs(status))
+        jobs = list(client.jobs(status, model=model, name=name))
     if as_json:
         print_json(jobs)
     elif quiet:
+        shown = naming(jobs)
         for job in jobs:
-            click.echo(job.name)
+            click.echo(shown(job))
     elif jobs:
         headings = ("NAME", "STATE", "MODEL", "PROGRESS", "FAILED", "AGE", "REASON")
+        shown = naming(jobs)
         rows = [
-            (job.name, job.state, job.model, _progress(job), str(job.failed), age(job.created_at), _reason(job))
+            (shown(job), job.state, job.model, _progress(job), str(job.failed), age(job.created_at), _reason(job))
             for job in jobs
         ]
         print_table(headings, rows, shrinks=("MODEL", "REASON"))
     else:
-        click.echo("no jobs" if status is None else f"no jobs in state {status}", err=True)
+        asked = "".join(f"{words} {value}" for words, value in _asked(status, model, name) if value is not None)
+        click.echo(f"no jobs{asked}", err=True)
 
 
 @click.command()
@@ -64,8 +72,17 @@ def ps(show_all: bool, as_json: bool, service: Service) -> None:
         return
     if jobs:
         headings = ("NAME", "STATE", "MODEL", "PROGRESS", "WORKERS", "AGE", "REASON")
+        shown = naming(jobs)
         rows = [
-            (job.name, job.state, job.model, _progress(job), _workers(job, workers), age(job.created_at), _reason(job))
+            (
+                shown(job),
+                job.state,
+                job.model,
+                _progress(job),
+                _workers(job, workers),
+                age(job.created_at),
+                _reason(job),
+            )
             for job in jobs
         ]
         print_table(headings, rows, shrinks=("MODEL", "REASON"))
@@ -82,6 +99,17 @@ def ps(show_all: bool, as_json: bool, service: Service) -> None:
         print_table(("PINNED MODEL", "UP", "REASON"), rows, shrinks=("PINNED MODEL", "REASON"))
 
 
+def _asked(status: str | None, model: str | None, name: str | None) -> tuple[tuple[str, str | None], ...]:
+    return (" in state", status), (" of the model", model), (" whose name begins with", name)
+
+
+def naming(jobs: Sequence[JobSummary]) -> Callable[[JobSummary], str]:
+    """Return how jobs are to be called: by their names, or where they are of several users as USER/NAME."""
+    if len({job.user for job in jobs}) > 1:
+        return lambda job: f"{job.user}/{job.name}"
+    return lambda job: job.name
+
+
 def _phase(worker: WorkerStatus) -> str:
     return f"{worker.phase} (pinned)" if worker.pinned else worker.phase
 
@@ -96,4 +124,4 @@ def _progress(job: JobSummary) -> str:
 
 
 def _workers(job: JobSummary, workers: list[WorkerStatus]) -> str:
-    return str(sum(worker.job in (job.id, job.name) for worker in workers))
+    return str(sum(worker.job in (job.id, job.name) and worker.user == job.user for worker in workers))

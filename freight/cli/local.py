@@ -6,7 +6,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
@@ -57,8 +57,10 @@ def own_client(timeout_s: float = 120.0) -> Client:
     return Client(f"unix://{own_socket()}", timeout_s=timeout_s)
 
 
-def start_in_background(client: Client) -> ServerInfo:
+def start_in_background(client: Client, options: Sequence[str] = ()) -> ServerInfo:
     """Start a service that outlives this command; return who answers, and say so unless it was another's doing.
+
+    `options` are those of `freight serve`.
 
     Raises the error that the service itself gave when it did not start.
     """
@@ -68,7 +70,7 @@ def start_in_background(client: Client) -> ServerInfo:
             return client.version()  # Another command has just started one.
         log = folder / LOG
         mark = log.stat().st_size if log.exists() else 0
-        child = _launch(folder, log)
+        child = _launch(folder, log, options)
         try:
             info = _await_answer(client, child, log, mark)
         except KeyboardInterrupt:
@@ -97,11 +99,11 @@ def _starting(folder: Path) -> Generator[None]:
         os.close(lock)
 
 
-def _launch(folder: Path, log: Path) -> "subprocess.Popen[bytes]":
+def _launch(folder: Path, log: Path, options: Sequence[str]) -> "subprocess.Popen[bytes]":
     output = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         return subprocess.Popen(
-            [sys.executable, "-m", "freight", "serve"],
+            [sys.executable, "-m", "freight", "serve", *options],
             cwd="/",  # It must not hold the user's folder, nor lose its own when that is removed.
             env=_environment(folder),
             stdin=subprocess.DEVNULL,

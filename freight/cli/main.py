@@ -22,6 +22,7 @@ COMMANDS: Final = {
     "config": ("freight.cli.config", "Show the settings in force."),
     "serve": ("freight.cli.serve", "Run the service that queues jobs and runs them."),
     "stop": ("freight.cli.serve", "Stop the service; unfinished jobs go on at its next start."),
+    "token": ("freight.cli.token", "Make, list and revoke tokens, by which users of the service are known on TCP."),
     "doctor": ("freight.cli.doctor", "Check this machine and say what is wrong with it."),
     "completion": ("freight.cli.completion", "Print a script that completes commands in your shell."),
     "uninstall": ("freight.cli.uninstall", "Stop the service and remove what it keeps, but for batch data."),

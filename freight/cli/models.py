@@ -3,7 +3,7 @@
 import os
 import sys
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Final, cast
 
 import click
 import msgspec
@@ -12,10 +12,15 @@ from rich.table import Table
 
 from freight.cli.pins import pin, unpin
 from freight.cli.pull import pull
+from freight.cli.servedmodels import list_served, named_server, show_served
 from freight.cli.settings import settings
-from freight.config import Config, check_entry_name, data_folder
+from freight.config import Config, check_entry_name, data_folder, load_config
 from freight.core.model import EngineName, ModelEntry
 from freight.errors import UserError, refusing
+
+_SERVER: Final = click.option(
+    "--server", metavar="URL", help="The service whose models they are. [default: FREIGHT_SERVER, else none]"
+)
 
 
 @click.group()
@@ -34,8 +39,15 @@ models.add_command(unpin)
 
 @models.command("list")
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON array.")
-def list_(as_json: bool) -> None:
-    """List the models that can be named."""
+@_SERVER
+def list_(as_json: bool, server: str | None) -> None:
+    """List the models that can be named: those here, or those of a service that --server or FREIGHT_SERVER names.
+
+    Of a service, it lists the models that you may run there.
+    """
+    if (named := named_server(server)) is not None:
+        list_served(named, as_json)
+        return
     config = settings()
     if as_json:
         rows = [
@@ -55,13 +67,18 @@ def list_(as_json: bool) -> None:
 @models.command()
 @click.argument("name")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def show(name: str, as_json: bool) -> None:
+@_SERVER
+def show(name: str, as_json: bool, server: str | None) -> None:
     """Show a model: its entry, the command that starts its server, and the memory that it needs.
 
-    In the command, {port}, {socket} and {api_key} are chosen for each start.
+    In the command, {port}, {socket} and {api_key} are chosen for each start. Of a service that --server or
+    FREIGHT_SERVER names, it shows what that lists.
     """
     from freight.control.resolve import entry_name
 
+    if (named := named_server(server)) is not None:
+        show_served(named, name, as_json)
+        return
     config = settings()
     found = entry_name(name, config)
     if found is None:
@@ -136,7 +153,8 @@ def _print_run(run: dict[str, Any]) -> None:
 @click.option("--context", type=click.IntRange(min=1), metavar="TOKENS", help="Tokens per request.")
 @click.option("--gpus", type=click.IntRange(min=0), metavar="N", help="GPUs per worker; 0 for the CPU.")
 @click.option("--alias", "aliases", multiple=True, metavar="NAME", help="Another name for it (repeatable).")
-@click.option("--batch", is_flag=True, help="Mark it for batch use through the service.")
+@click.option("--group", "groups", multiple=True, metavar="G", help="Only for users in this group (repeatable).")
+@click.option("--batch", is_flag=True, help="Let the facility API run it.")
 @click.option("--prompt-cache", is_flag=True, help="Let llama.cpp reuse the cache of earlier prompts.")
 @click.option("--executable", metavar="PATH", help="The server's executable, or the folder of its virtual environment.")
 @click.option("--api-key-env", metavar="VARIABLE", help="The variable that holds an endpoint's key.")
@@ -148,7 +166,7 @@ def add(name: str, arguments: tuple[str, ...], force: bool, **options: Any) -> N
     What follows -- goes to the engine: extra arguments, or for engine "command" the whole command line, with
     {port} or {socket}, {source}, {api_key}, {context} and {gpus} where Freight fills in.
     """
-    from freight.store.registry import changing_registry
+    from freight.store.registry import built_in_models, changing_registry
 
     check_entry_name(name)
     entry = _checked(name, _from_options(arguments, options))
@@ -156,8 +174,9 @@ def add(name: str, arguments: tuple[str, ...], force: bool, **options: Any) -> N
         if name in registry and not force:
             raise UserError(f"there is a model {name} already", "use --force to replace it, or another name")
         registry[name] = entry
+        # Before it is kept: an alias that another model has would keep every command from working.
+        origin = load_config(registry, built_in_models()).origins[f"models.{name}"]
     click.echo(f"added {name} ({entry.engine})", err=True)
-    origin = settings().origins.get(f"models.{name}")
     if origin != "registry":
         click.echo(f"note: {origin} has a model {name} too, and comes first", err=True)
 
@@ -168,11 +187,10 @@ def remove(name: str) -> None:
     """Remove a registered model; its files stay."""
     from freight.store.registry import changing_registry
 
-    config = settings()
-    origin = config.origins.get(f"models.{name}")
     with changing_registry(data_folder()) as registry:
         if name not in registry:
-            if origin is None:
+            config = settings()
+            if f"models.{name}" not in config.origins:
                 raise _unknown(name, config)
             raise UserError(f"model {name} is not registered: it is {_origin(name, config)}", "change it there")
         del registry[name]
@@ -185,8 +203,8 @@ def _from_options(arguments: tuple[str, ...], options: dict[str, Any]) -> dict[s
     engine = given["engine"] = given.get("engine") or _guess(sources, arguments)
     if sources:
         given["source"] = sources[0] if len(sources) == 1 else sources
-    if "aliases" in given:
-        given["aliases"] = list(given["aliases"])
+    for key in {"aliases", "groups"} & given.keys():
+        given[key] = list(given[key])
     if arguments:
         given["command" if engine == EngineName.COMMAND else "args"] = list(arguments)
     return given

@@ -3,8 +3,8 @@
 import http.client
 import json
 import socket
-from typing import Final, cast
-from urllib.parse import urlsplit
+from typing import Any, Final, cast
+from urllib.parse import urlencode, urlsplit
 
 from freight.client.address import Address, Reach, find_service
 from freight.errors import FreightError
@@ -12,6 +12,9 @@ from freight.errors import FreightError
 TIMEOUT_S: Final = 0.1
 _PATH: Final = "/api/names"
 _MOST_BYTES: Final = 1 << 20
+# Of a thousand names each: what a shell shows of more is of no use, and everything takes time.
+_MOST_PAGES: Final = 5
+_PAGE: Final = "1000"
 
 
 class _UnixConnection(http.client.HTTPConnection):
@@ -45,16 +48,30 @@ def job_names(server: str | None) -> list[str]:
         address = find_service(server, None)
         reach = Reach(address.socket) if address.socket else None
         try:
-            names = json.loads(_get(address, reach))
+            return _pages(address, reach)
         finally:
             if reach is not None:
                 reach.close()
-    except (FreightError, OSError, ValueError, http.client.HTTPException):
+    except (FreightError, OSError, ValueError, TypeError, http.client.HTTPException):
         return []
-    return [str(name) for name in cast("list[object]", names)] if isinstance(names, list) else []
 
 
-def _get(address: Address, reach: Reach | None) -> bytes:
+def _pages(address: Address, reach: Reach | None) -> list[str]:
+    names: list[str] = []
+    params = {"limit": _PAGE}
+    for _ in range(_MOST_PAGES):
+        page: Any = json.loads(_get(address, reach, urlencode(params)))
+        if not isinstance(page, dict):
+            return []
+        found = cast("dict[str, Any]", page)
+        names += [str(name) for name in found.get("names", [])]
+        if not found.get("next"):
+            break
+        params["after"] = str(found["next"])
+    return names
+
+
+def _get(address: Address, reach: Reach | None, query: str) -> bytes:
     headers = {"Authorization": f"Bearer {address.token}"} if address.token else {}
     url = urlsplit(address.url)
     if reach is not None:
@@ -64,9 +81,9 @@ def _get(address: Address, reach: Reach | None) -> bytes:
         kind = http.client.HTTPSConnection if secure else http.client.HTTPConnection
         connection = kind(url.netloc, timeout=TIMEOUT_S)
     try:
-        connection.request("GET", url.path + _PATH, headers=headers)
+        connection.request("GET", f"{url.path}{_PATH}?{query}", headers=headers)
         response = connection.getresponse()
         body = response.read(_MOST_BYTES)
-        return body if response.status == 200 else b"[]"
+        return body if response.status == 200 else b"{}"
     finally:
         connection.close()

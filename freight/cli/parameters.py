@@ -7,8 +7,8 @@ from typing import Any, Final, ParamSpec, TypeVar
 import click
 from click.shell_completion import CompletionItem
 
-from freight.config import parse_duration
 from freight.core.job import State
+from freight.parsing import parse_duration
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -13,6 +13,7 @@ import click
 from freight.cli.parameters import service_options
 from freight.cli.service import Service
 from freight.config import data_folder
+from freight.core.address import parse_address
 from freight.errors import NoServer, OperationError, UserError
 
 if TYPE_CHECKING:
@@ -24,33 +25,35 @@ _POLL_S: Final = 0.1
 
 
 @click.command()
-@click.option("--listen", metavar="HOST:PORT", help="Listen there, too. Not in this version.")
+@click.option("--listen", metavar="HOST:PORT", help="Listen there, too, on TCP.")
 @click.option("--background", is_flag=True, help="Start it in the background, and return once it answers.")
 def serve(listen: str | None, background: bool) -> None:
     """Run the service: it queues jobs, runs them, and keeps their results in the data folder.
 
     It listens on a Unix socket in the data folder, for its owner alone, and runs until it is told to stop, by
-    `freight stop` or Ctrl-C. Unfinished jobs go on at the next start.
+    `freight stop` or Ctrl-C. Unfinished jobs go on at the next start. With --listen, as in 127.0.0.1:8400,
+    [::1]:8400 or :8400 for all interfaces, it listens there, too, for all who have a token.
 
-    Exit status: 1 the data folder is in use by another; 2 a setting is wrong.
+    Exit status: 1 the data folder or the address is in use by another; 2 a setting is wrong.
     """
     from freight.cli.settings import settings
+    from freight.control.settingscheck import check_settings
 
-    address = listen if listen is not None else settings()["server.listen"]
-    if address:
-        raise UserError(
-            f"cannot listen on {address}: this version listens on its Unix socket only",
-            "leave out --listen, and server.listen in the configuration",
-        )
+    if listen is not None:
+        try:
+            parse_address(listen)
+        except ValueError as error:
+            raise UserError(f"--listen is {listen!r}: {error}", "without it, the Unix socket is all there is") from None
+    check_settings(settings())  # What is wrong with them is said here, not in the background.
     if background:
-        _serve_in_background()
+        _serve_in_background(listen)
         return
     from freight.api.serve import serve as run
 
-    run(settings, data_folder(), _say)
+    run(settings, data_folder(), _say, listen)
 
 
-def _serve_in_background() -> None:
+def _serve_in_background(listen: str | None) -> None:
     from freight.cli.local import own_client, start_in_background
 
     with own_client() as client:
@@ -59,7 +62,7 @@ def _serve_in_background() -> None:
             raise OperationError(
                 f"the data folder {info.data_folder} is in use by process {info.pid}", "stop it with: freight stop"
             )
-        start_in_background(client)
+        start_in_background(client, () if listen is None else ("--listen", listen))
 
 
 @click.command()
@@ -115,9 +118,9 @@ def ended_leftovers(folder: Path) -> str:
     return f"; ended {count} workers that were left" if count > 1 else "; ended a worker that was left"
 
 
-def _open_process(pid: int) -> int | None:
+def _open_process(pid: int | None) -> int | None:
     try:
-        return os.pidfd_open(pid)
+        return None if pid is None else os.pidfd_open(pid)
     except OSError:
         return None  # It lives where its number means nothing here, or is gone already.
 
@@ -140,7 +143,7 @@ def _await_end(client: "Client", info: "ServerInfo", process: int | None) -> Non
             time.sleep(_POLL_S)
 
 
-def _answers(client: "Client", pid: int) -> bool:
+def _answers(client: "Client", pid: int | None) -> bool:
     try:
         return client.version().pid == pid
     except NoServer:

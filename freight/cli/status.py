@@ -84,6 +84,8 @@ def _rows(job: JobStatus) -> Iterator[tuple[str, str]]:
     yield "input", f"{_clean(job.file) or '-'}, {job.bytes} bytes, SHA-256 {job.sha256[:16]}…"
     if job.output:
         yield "output", _clean(job.output)
+    if job.notify:
+        yield "notifies", _clean(job.notify)
     if job.priority:
         yield "priority", str(job.priority)
     yield "progress", _progress(job)

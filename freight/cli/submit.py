@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 @click.option(
     "--output", type=click.Path(), metavar="DIR", help="A folder of the service's machine for the results file, too."
 )
+@click.option("--notify", metavar="URL", help="The service tells this URL of the job's end, by a webhook.")
 @click.option("--wait", is_flag=True, help="Wait until the job has ended, and exit as `wait` does.")
 @click.option("--fail-on-errors", is_flag=True, help="With --wait: exit with 6 when any record failed.")
 @click.option("--idempotency-key", metavar="K", help="Asking again with the same key gives the first job back.")

@@ -13,7 +13,7 @@ from freight.config import data_folder
 from freight.errors import OperationError, UserError
 
 # What is Freight's in the data folder, and what of it is the users' data.
-_KEPT: Final = ("batch", "catalog.db*")
+_KEPT: Final = ("batch", "files", "catalog.db*")
 _OTHER: Final = ("run", "uploads", "workers", "owner", "serve.log", "models.json*", "models")
 _UNITS: Final = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
 
@@ -88,7 +88,9 @@ def _bytes_in(path: Path) -> int:
     for top, _, names in os.walk(path):
         for name in names:
             try:
-                total += Path(top, name).lstat().st_size
+                found = Path(top, name).lstat()
+                # What several names lead to counts once.
+                total += found.st_size // max(1, found.st_nlink)
             except FileNotFoundError:
                 continue  # A running job's own coming and going.
     return total if path.is_dir() else path.lstat().st_size

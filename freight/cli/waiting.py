@@ -113,10 +113,11 @@ class _Watch:
             self._note(f"the service at {self._client.server} went away; waiting {AWAY_S:g} s for it to come back")
         elif now - self._away_since > AWAY_S:
             name = self._status.name
+            start = "see that it runs" if self._client.is_named else "freight serve --background"
             raise NoServer(
                 f"no Freight service answers at {self._client.server} any more; job {name} is kept and goes on when "
                 "it is started again",
-                f"freight serve --background; freight batch wait {name}",
+                f"{start}; freight batch wait {name}",
             ) from error
 
 

@@ -2,8 +2,9 @@
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from types import TracebackType
 from typing import Final, Self, TypeVar, Unpack
 
@@ -11,9 +12,9 @@ import httpx
 
 from freight.client import calls
 from freight.client.address import Reach, find_service
-from freight.client.calls import Call, ConnectionLost, JobOptions
+from freight.client.calls import Call, ConnectionLost, JobFilters, JobOptions
 from freight.client.outgoing import Input, Source, outgoing, pieces, size_of
-from freight.client.saving import Saving
+from freight.client.saving import Going, Saving
 from freight.client.streams import AsyncResultStream, AsyncStream
 from freight.client.transport import limits, settings, speaking, tls, unreachable
 from freight.core.view import (
@@ -21,9 +22,13 @@ from freight.core.view import (
     JobRequest,
     JobStatus,
     JobSummary,
+    ModelInfo,
     PinStatus,
     ServerInfo,
     Submitted,
+    TokenInfo,
+    TokenMade,
+    TokenRequest,
     Upload,
     WorkerList,
     WorkerStatus,
@@ -47,6 +52,7 @@ class AsyncClient:
     def __init__(self, server: str | None = None, token: str | None = None, *, timeout_s: float = TIMEOUT_S) -> None:
         self._address = find_service(server, token)
         self._timeout_s = timeout_s
+        self._seen = calls.Seen()
         self._reach: Reach | None = None
         self._http: httpx.AsyncClient | None = None
 
@@ -56,7 +62,7 @@ class AsyncClient:
         return self._address.shown
 
     async def version(self) -> ServerInfo:
-        """Return the version, process and data folder of the service."""
+        """Return the version of the service, and for admins its process and data folder."""
         return await self._ask(calls.version())
 
     async def submit(
@@ -98,13 +104,16 @@ class AsyncClient:
 
     async def job(self, name: str) -> JobStatus:
         """Return all about one job."""
-        return await self._ask(calls.job(name))
+        call = calls.job(name)
+        response = await self._send(self._seen.asking(call), None, False)
+        etag = response.headers.get("etag")
+        return self._seen.read(call, response.status_code, etag, response.content, self._address)
 
-    async def jobs(self, state: str | None = None) -> AsyncIterator[JobSummary]:
+    async def jobs(self, state: str | None = None, **filters: Unpack[JobFilters]) -> AsyncIterator[JobSummary]:
         """Yield the jobs, the newest first; with `state` those in it, or with "active" those that are not final."""
         after: str | None = None
         while True:
-            page = await self._ask(calls.jobs(state, calls.PAGE_JOBS, after))
+            page = await self._ask(calls.jobs(state, filters, after))
             for job in page.jobs:
                 yield job
             after = page.next
@@ -142,12 +151,24 @@ class AsyncClient:
         partial: bool = False,
         force: bool = False,
     ) -> int:
-        """Write a job's results to a file, which appears whole or not at all; return for how many records."""
+        """Write a job's results to a file, which appears whole or not at all; return for how many records.
+
+        Where the connection breaks, it goes on as `Client` does.
+        """
+        going = Going()
         with Saving(path, force) as saving:
-            async with await self.results(name, only, partial) as stream:
-                async for chunk in stream.chunks():
-                    await asyncio.to_thread(saving.write, chunk)
-        return stream.done
+            while True:
+                try:
+                    call = calls.results(name, only, partial, going.headers())
+                    async with AsyncResultStream(await self._stream(call), self._address) as stream:
+                        if going.begins(stream.etag, stream.is_rest):
+                            saving.restart()
+                        async for chunk in stream.chunks():
+                            await asyncio.to_thread(saving.write, chunk)
+                            going.came(len(chunk))
+                    return stream.done
+                except (ConnectionLost, NoServer) as error:
+                    await asyncio.sleep(going.pause(error))
 
     async def cancel(self, name: str) -> JobStatus:
         """Stop a job, keeping its results; it is CANCELLING until its workers are gone."""
@@ -171,13 +192,26 @@ class AsyncClient:
         """Return what the model server of one of a job's workers wrote, as a stream of bytes."""
         return AsyncStream(await self._stream(calls.logs(name, worker, tail, follow)), self._address)
 
+    async def models(self) -> list[ModelInfo]:
+        """Return the registered models that one may run."""
+        page = await self._ask(calls.models(None))
+        found = page.models
+        while page.next is not None:
+            page = await self._ask(calls.models(page.next))
+            found.extend(page.models)
+        return found
+
     async def workers(self) -> list[WorkerStatus]:
         """Return the workers there are now, those of jobs and those that keep a model warm."""
-        return (await self._ask(calls.workers())).workers
+        return (await self.machine()).workers
 
     async def machine(self) -> WorkerList:
-        """Return the workers there are now, and the models that are to be up always, as of one moment."""
-        return await self._ask(calls.workers())
+        """Return the workers there are now, and the models that are to be up always."""
+        found = page = await self._ask(calls.workers(None))
+        while page.next is not None:
+            page = await self._ask(calls.workers(page.next))
+            found.workers.extend(page.workers)
+        return replace(found, next=None)
 
     async def pin(self, model: str, workers: int = 1) -> list[PinStatus]:
         """Have so many workers of a model up always, whether a job needs them or not; return all pins."""
@@ -189,11 +223,41 @@ class AsyncClient:
 
     async def devices(self) -> list[DeviceStatus]:
         """Return the devices of the service's machine, and who has them."""
-        return (await self._ask(calls.devices())).devices
+        page = await self._ask(calls.devices(None))
+        found = page.devices
+        while page.next is not None:
+            page = await self._ask(calls.devices(page.next))
+            found.extend(page.devices)
+        return found
 
     async def release_device(self, device: str) -> list[DeviceStatus]:
         """Let a device out of quarantine, whatever is left on it; return all devices."""
         return (await self._ask(calls.release_device(device))).devices
+
+    async def create_token(
+        self,
+        user: str,
+        role: str = "user",
+        expires_s: float | None = None,
+        label: str = "",
+        groups: Sequence[str] = (),
+    ) -> TokenMade:
+        """Make a token for a user, good for `expires_s` seconds; only admins may. It is told this once."""
+        request = TokenRequest(user=user, role=role, expires_s=expires_s, label=label, groups=list(groups))
+        return await self._ask(calls.create_token(request))
+
+    async def tokens(self) -> list[TokenInfo]:
+        """Return the tokens that there are, without themselves; only admins may."""
+        page = await self._ask(calls.tokens(None))
+        found = page.tokens
+        while page.next is not None:
+            page = await self._ask(calls.tokens(page.next))
+            found.extend(page.tokens)
+        return found
+
+    async def revoke_tokens(self, which: str) -> list[TokenInfo]:
+        """End a token at once, by its id, or all tokens of a user; return those. Only admins may."""
+        return (await self._ask(calls.revoke_tokens(which))).tokens
 
     async def stop(self) -> ServerInfo:
         """Ask the service to end, which it does a little later; unfinished jobs go on at its next start."""

@@ -4,7 +4,7 @@ import os
 import re
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, Generic, TypedDict, TypeVar, cast
 from urllib.parse import quote
@@ -12,7 +12,9 @@ from urllib.parse import quote
 import msgspec
 
 from freight.client.address import Address
+from freight.core.account import is_user_name
 from freight.core.job import FINAL
+from freight.core.paging import MOST_PAGE
 from freight.core.view import (
     IDEMPOTENCY_HEADER,
     DeviceList,
@@ -20,8 +22,12 @@ from freight.core.view import (
     JobPage,
     JobRequest,
     JobStatus,
+    ModelList,
     ServerInfo,
     Submitted,
+    TokenList,
+    TokenMade,
+    TokenRequest,
     Upload,
     WorkerList,
 )
@@ -30,8 +36,13 @@ from freight.errors import (
     FreightError,
     NoServer,
     NoSuchJob,
+    NoSuchUpload,
     NotAllowed,
     OperationError,
+    TooLarge,
+    TooMany,
+    Unauthenticated,
+    Unavailable,
     UserError,
     WrongState,
 )
@@ -42,8 +53,12 @@ PAGE_JOBS: Final = 100
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 _JSON: Final = {"Content-Type": "application/json"}
 _ERRORS: Final[dict[str, type[FreightError]]] = {
-    kind.code: kind for kind in (UserError, Conflict, NoSuchJob, NotAllowed, NoServer, OperationError, WrongState)
-}
+    kind.code: kind
+    for kind in (
+        UserError, Conflict, NoSuchJob, NoSuchUpload, NotAllowed, NoServer, OperationError, TooLarge, TooMany,
+        Unavailable, WrongState,
+    )
+}  # fmt: skip
 _SHOWN_BYTES: Final = 200
 
 
@@ -66,6 +81,19 @@ class JobOptions(TypedDict, total=False):
     ignore_record_model: bool
     priority: int
     output: str | os.PathLike[str] | None
+    notify: str | None
+
+
+class JobFilters(TypedDict, total=False):
+    """Which jobs are listed: of a model, with a name that begins so, of a user (for admins), created since
+    `created_after` and before `created_before`, in RFC 3339.
+    """
+
+    model: str | None
+    name: str | None
+    user: str | None
+    created_after: str | None
+    created_before: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,48 +144,64 @@ def create(request: JobRequest, idempotency_key: str | None) -> Call[Submitted]:
     return Call("POST", "/api/jobs", Submitted, headers=headers, body=msgspec.json.encode(request), is_slow=True)
 
 
-def jobs(state: str | None, limit: int, after: str | None) -> Call[JobPage]:
+def jobs(state: str | None, filters: JobFilters, after: str | None) -> Call[JobPage]:
     """Ask for a page of jobs, the newest first."""
-    params = {"state": state, "limit": str(limit), "after": after}
-    return Call("GET", "/api/jobs", JobPage, {key: value for key, value in params.items() if value is not None})
+    asked: dict[str, Any] = {"state": state, **filters}
+    params = {key: str(value) for key, value in asked.items() if value is not None}
+    return Call("GET", "/api/jobs", JobPage, _page(after, PAGE_JOBS) | params)
+
+
+def _page(after: str | None, limit: int = MOST_PAGE) -> dict[str, str]:
+    return {"limit": str(limit)} | ({"after": after} if after is not None else {})
 
 
 def job(name: str) -> Call[JobStatus]:
     """Ask all about one job."""
-    return Call("GET", _job(name), JobStatus)
+    path, params = _job(name)
+    return Call("GET", path, JobStatus, params)
 
 
 def change(name: str, verb: str) -> Call[JobStatus]:
     """Ask to cancel, resume or retry a job."""
-    return Call("POST", f"{_job(name)}/{verb}", JobStatus)
+    path, params = _job(name)
+    return Call("POST", f"{path}/{verb}", JobStatus, params)
 
 
 def delete(name: str) -> Call[None]:
     """Ask to delete a job."""
-    return Call("DELETE", _job(name), is_slow=True)
+    path, params = _job(name)
+    return Call("DELETE", path, params=params, is_slow=True)
 
 
-def results(name: str, only: str | None, partial: bool) -> Call[None]:
-    """Ask for a job's results, a stream."""
-    params = {"only": only} if only else {}
-    return Call("GET", f"{_job(name)}/results", params=params | ({"partial": "true"} if partial else {}))
+def results(name: str, only: str | None, partial: bool, headers: Mapping[str, str] | None = None) -> Call[None]:
+    """Ask for a job's results, a stream; `headers` may ask for a part of them."""
+    path, params = _job(name)
+    params |= {"only": only} if only else {}
+    params |= {"partial": "true"} if partial else {}
+    return Call("GET", f"{path}/results", params=params, headers=headers or {})
 
 
 def logs(name: str, worker: int | None, tail: int | None, follow: bool) -> Call[None]:
     """Ask for a worker's own output, a stream."""
-    params = {"worker": worker, "tail": tail, "follow": "true" if follow else None}
-    shown = {key: str(value) for key, value in params.items() if value is not None}
-    return Call("GET", f"{_job(name)}/logs", params=shown, is_slow=True)
+    path, params = _job(name)
+    asked = {"worker": worker, "tail": tail, "follow": "true" if follow else None}
+    params |= {key: str(value) for key, value in asked.items() if value is not None}
+    return Call("GET", f"{path}/logs", params=params, is_slow=True)
 
 
-def workers() -> Call[WorkerList]:
-    """Ask for the workers there are."""
-    return Call("GET", "/api/workers", WorkerList)
+def models(after: str | None) -> Call[ModelList]:
+    """Ask for a page of the models that one may run."""
+    return Call("GET", "/api/models", ModelList, _page(after))
 
 
-def devices() -> Call[DeviceList]:
-    """Ask for the devices of the service's machine."""
-    return Call("GET", "/api/devices", DeviceList)
+def workers(after: str | None) -> Call[WorkerList]:
+    """Ask for a page of the workers there are."""
+    return Call("GET", "/api/workers", WorkerList, _page(after))
+
+
+def devices(after: str | None) -> Call[DeviceList]:
+    """Ask for a page of the devices of the service's machine."""
+    return Call("GET", "/api/devices", DeviceList, _page(after))
 
 
 def release_device(device: str) -> Call[DeviceList]:
@@ -175,6 +219,21 @@ def unpin(model: str) -> Call[WorkerList]:
     return Call("DELETE", f"/api/pins/{quote(model, safe='')}", WorkerList)
 
 
+def create_token(request: TokenRequest) -> Call[TokenMade]:
+    """Ask for a token for a user."""
+    return Call("POST", "/api/tokens", TokenMade, headers=_JSON, body=msgspec.json.encode(request))
+
+
+def tokens(after: str | None) -> Call[TokenList]:
+    """Ask for a page of the tokens there are."""
+    return Call("GET", "/api/tokens", TokenList, _page(after))
+
+
+def revoke_tokens(which: str) -> Call[TokenList]:
+    """Ask to end a token, by its id, or all of a user."""
+    return Call("DELETE", f"/api/tokens/{quote(which, safe='')}", TokenList)
+
+
 def check_key(idempotency_key: str | None) -> None:
     """Raise UserError for a key that cannot be sent."""
     if idempotency_key is not None and not re.fullmatch(r"[!-~]{1,255}", idempotency_key):
@@ -189,11 +248,13 @@ def is_name(text: str) -> bool:
     return bool(_NAME.fullmatch(text))
 
 
-def _job(name: str) -> str:
+def _job(name: str) -> tuple[str, dict[str, str]]:
+    """Return where a job is, and the parameter that names its user, where `name` is USER/NAME."""
+    user, _, own = name.rpartition("/")
     # Ids and their prefixes obey the rule too. Anything else might even lead to another place.
-    if not is_name(name):
+    if not is_name(own) or (user and not is_user_name(user)) or name.startswith("/"):
         raise NoSuchJob(f"there is no job {name!r}: that can be no job's name", "freight batch list names them")
-    return f"/api/jobs/{quote(name, safe='')}"
+    return f"/api/jobs/{quote(own, safe='')}", {"user": user} if user else {}
 
 
 def job_request(upload_id: str, shown: str, options: JobOptions) -> JobRequest:
@@ -234,12 +295,19 @@ def problem(status: int, body: bytes, address: Address) -> FreightError:
         error = msgspec.json.decode(body, type=ErrorReply).error
     except (msgspec.DecodeError, UnicodeDecodeError):
         if status in (401, 403):
-            return NotAllowed(
+            return {401: Unauthenticated, 403: NotAllowed}[status](
                 f"the service at {address.shown} says {status}", "give a token that it knows in FREIGHT_TOKEN"
             )
         return _no_freight(address, f"{status} and {_start(body)}")
-    kind = NotAllowed if status in (401, 403) else _ERRORS.get(error.code, OperationError)
-    return kind(error.message, error.hint)
+    kind = {401: Unauthenticated, 403: NotAllowed}.get(status) or _ERRORS.get(error.code, OperationError)
+    return kind(error.message, _without_v1(status, error.code, address) or error.hint)
+
+
+def _without_v1(status: int, code: str, address: Address) -> str | None:
+    """Return the hint for who named the base URL of the OpenAI API, below which nothing else is."""
+    base = re.fullmatch(r"(.+)/v1", address.url)
+    wrong = base is not None and status == 404 and code == UserError.code
+    return f"leave out /v1, which is for OpenAI's SDK: --server {base[1]}" if base and wrong else None
 
 
 def _no_freight(address: Address, what: str) -> OperationError:
@@ -259,6 +327,27 @@ def pauses() -> Iterator[float]:
     while True:
         yield pause
         pause = min(1.0, pause * 1.25)
+
+
+class Seen:
+    """The job that was looked at last: what has not changed since is not sent again."""
+
+    def __init__(self) -> None:
+        self._last: tuple[Call[JobStatus], str, JobStatus] | None = None
+
+    def asking(self, call: Call[JobStatus]) -> Call[JobStatus]:
+        """Return the call to make in place of `call`."""
+        if self._last is None or self._last[0] != call:
+            return call
+        return replace(call, headers={**call.headers, "If-None-Match": self._last[1]})
+
+    def read(self, call: Call[JobStatus], status: int, etag: str | None, body: bytes, address: Address) -> JobStatus:
+        """Return what answers it, and keep it; `call` is as it was before `asking`."""
+        if status == 304 and self._last is not None:
+            return self._last[2]
+        job = read(call, status, body, address)
+        self._last = (call, etag, job) if etag else None
+        return job
 
 
 class Patience:

@@ -5,10 +5,14 @@ import secrets
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
-from typing import BinaryIO, Self
+from typing import BinaryIO, Final, Self
 
 from freight.errors import FreightError, OperationError, UserError, refusing
 from freight.store.files import rename_new, sync_folder
+
+# A transfer that breaks is tried again so often, with nothing of it coming; the pauses add up to six seconds.
+TRIES: Final = 5
+FIRST_PAUSE_S: Final = 0.2
 
 
 def writable_path(path: str | os.PathLike[str], force: bool) -> Path:
@@ -38,6 +42,47 @@ def _in_the_way(shown: str) -> UserError:
     return UserError(f"{shown} exists already and was left as it is", "choose another name, or replace it with --force")
 
 
+class Going:
+    """How a transfer that broke goes on: where it was, as long as what is sent is the same, and a few times.
+
+    A transfer of which `tries` attempts in a row brought nothing is given up, and so is one that never began.
+    """
+
+    def __init__(self, tries: int = TRIES) -> None:
+        self._tries = tries
+        self._failures = 0
+        self._broke: FreightError | None = None
+        self._etag: str | None = None
+        self._got = 0
+
+    def headers(self) -> dict[str, str]:
+        """Return the headers that ask for what is missing."""
+        return {"Range": f"bytes={self._got}-", "If-Range": self._etag} if self._etag and self._got else {}
+
+    def begins(self, etag: str | None, is_rest: bool) -> bool:
+        """Note what is sent; return whether it begins anew: what came before is of no use then."""
+        self._etag = etag
+        if is_rest:
+            return False
+        is_again = self._got > 0
+        self._got = 0
+        return is_again
+
+    def came(self, count: int) -> None:
+        """Note that so many bytes came."""
+        self._got += count
+        self._failures = 0
+        self._broke = None
+
+    def pause(self, error: FreightError) -> float:
+        """Return the seconds to wait before the next attempt; raise the error that broke it when it is given up."""
+        self._failures += 1
+        self._broke = self._broke or error
+        if self._etag is None or self._failures > self._tries:
+            raise self._broke
+        return FIRST_PAUSE_S * 2 ** (self._failures - 1)
+
+
 class Saving:
     """The file while it is written. Leaving the block without an error puts it in its place."""
 
@@ -59,6 +104,15 @@ class Saving:
         assert self._file is not None
         try:
             self._file.write(chunk)
+        except OSError as error:
+            raise self._failed(error) from error
+
+    def restart(self) -> None:
+        """Forget what was written so far."""
+        assert self._file is not None
+        try:
+            self._file.seek(0)
+            self._file.truncate()
         except OSError as error:
             raise self._failed(error) from error
 

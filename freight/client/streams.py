@@ -68,12 +68,18 @@ class Stream:
 
 
 class ResultStream(Stream):
-    """A job's results, line by line: `done` of `total` records have one so far."""
+    """A job's results, line by line: `done` of `total` records have one so far.
+
+    `etag` names these very bytes, None for those of a job that has not ended; `is_rest` says that they are only what
+    was asked for of them.
+    """
 
     def __init__(self, response: httpx.Response, address: Address) -> None:
         super().__init__(response, address)
         self.done = _count(response, DONE_HEADER)
         self.total = _count(response, TOTAL_HEADER)
+        self.etag: str | None = response.headers.get("etag")
+        self.is_rest = response.status_code == 206
 
 
 class AsyncStream:
@@ -111,9 +117,11 @@ class AsyncStream:
 
 
 class AsyncResultStream(AsyncStream):
-    """A job's results, line by line: `done` of `total` records have one so far."""
+    """A job's results, line by line: `done` of `total` records have one so far. More is in `ResultStream`."""
 
     def __init__(self, response: httpx.Response, address: Address) -> None:
         super().__init__(response, address)
         self.done = _count(response, DONE_HEADER)
         self.total = _count(response, TOTAL_HEADER)
+        self.etag: str | None = response.headers.get("etag")
+        self.is_rest = response.status_code == 206

@@ -2,8 +2,9 @@
 
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from types import TracebackType
 from typing import Final, Self, TypeVar, Unpack
 
@@ -11,9 +12,9 @@ import httpx
 
 from freight.client import calls
 from freight.client.address import Reach, find_service
-from freight.client.calls import Call, ConnectionLost, JobOptions
+from freight.client.calls import Call, ConnectionLost, JobFilters, JobOptions
 from freight.client.outgoing import Input, Source, outgoing, pieces, size_of
-from freight.client.saving import Saving
+from freight.client.saving import Going, Saving
 from freight.client.streams import ResultStream, Stream
 from freight.client.transport import limits, settings, speaking, tls, unreachable
 from freight.core.view import (
@@ -21,9 +22,13 @@ from freight.core.view import (
     JobRequest,
     JobStatus,
     JobSummary,
+    ModelInfo,
     PinStatus,
     ServerInfo,
     Submitted,
+    TokenInfo,
+    TokenMade,
+    TokenRequest,
     Upload,
     WorkerList,
     WorkerStatus,
@@ -55,6 +60,7 @@ class Client:
     def __init__(self, server: str | None = None, token: str | None = None, *, timeout_s: float = TIMEOUT_S) -> None:
         self._address = find_service(server, token)
         self._timeout_s = timeout_s
+        self._seen = calls.Seen()
         self._reach: Reach | None = None
         self._http: httpx.Client | None = None
 
@@ -74,7 +80,7 @@ class Client:
         return self._address.socket is not None
 
     def version(self) -> ServerInfo:
-        """Return the version, process and data folder of the service."""
+        """Return the version of the service, and for admins its process and data folder."""
         return self._ask(calls.version())
 
     def submit(self, file: Input, *, idempotency_key: str | None = None, **options: Unpack[JobOptions]) -> Submitted:
@@ -122,13 +128,19 @@ class Client:
 
     def job(self, name: str) -> JobStatus:
         """Return all about one job."""
-        return self._ask(calls.job(name))
+        call = calls.job(name)
+        response = self._send(self._seen.asking(call), None, False)
+        etag = response.headers.get("etag")
+        return self._seen.read(call, response.status_code, etag, response.content, self._address)
 
-    def jobs(self, state: str | None = None) -> Iterator[JobSummary]:
-        """Yield the jobs, the newest first; with `state` those in it, or with "active" those that are not final."""
+    def jobs(self, state: str | None = None, **filters: Unpack[JobFilters]) -> Iterator[JobSummary]:
+        """Yield the jobs, the newest first; with `state` those in it, or with "active" those that are not final.
+
+        `filters` are those of `freight.client.calls.JobFilters`: model, name, user, created_after, created_before.
+        """
         after: str | None = None
         while True:
-            page = self._ask(calls.jobs(state, calls.PAGE_JOBS, after))
+            page = self._ask(calls.jobs(state, filters, after))
             yield from page.jobs
             after = page.next
             if after is None:
@@ -171,12 +183,23 @@ class Client:
     ) -> int:
         """Write a job's results to a file, which appears whole or not at all; return for how many records.
 
-        What stands at `path` is replaced only with `force`.
+        What stands at `path` is replaced only with `force`. Where the connection breaks, those of a job that has ended
+        go on a few times from where they were.
         """
-        with Saving(path, force) as saving, self.results(name, only, partial) as stream:
-            for chunk in stream.chunks():
-                saving.write(chunk)
-        return stream.done
+        going = Going()
+        with Saving(path, force) as saving:
+            while True:
+                try:
+                    call = calls.results(name, only, partial, going.headers())
+                    with ResultStream(self._stream(call), self._address) as stream:
+                        if going.begins(stream.etag, stream.is_rest):
+                            saving.restart()
+                        for chunk in stream.chunks():
+                            saving.write(chunk)
+                            going.came(len(chunk))
+                    return stream.done
+                except (ConnectionLost, NoServer) as error:
+                    time.sleep(going.pause(error))
 
     def cancel(self, name: str) -> JobStatus:
         """Stop a job, keeping its results; it is CANCELLING until its workers are gone."""
@@ -201,13 +224,26 @@ class Client:
         """
         return Stream(self._stream(calls.logs(name, worker, tail, follow)), self._address)
 
+    def models(self) -> list[ModelInfo]:
+        """Return the registered models that one may run."""
+        page = self._ask(calls.models(None))
+        found = page.models
+        while page.next is not None:
+            page = self._ask(calls.models(page.next))
+            found.extend(page.models)
+        return found
+
     def workers(self) -> list[WorkerStatus]:
         """Return the workers there are now, those of jobs and those that keep a model warm."""
-        return self._ask(calls.workers()).workers
+        return self.machine().workers
 
     def machine(self) -> WorkerList:
-        """Return the workers there are now, and the models that are to be up always, as of one moment."""
-        return self._ask(calls.workers())
+        """Return the workers there are now, and the models that are to be up always."""
+        found = page = self._ask(calls.workers(None))
+        while page.next is not None:
+            page = self._ask(calls.workers(page.next))
+            found.workers.extend(page.workers)
+        return replace(found, next=None)
 
     def pin(self, model: str, workers: int = 1) -> list[PinStatus]:
         """Have so many workers of a model up always, whether a job needs them or not; return all pins."""
@@ -219,11 +255,41 @@ class Client:
 
     def devices(self) -> list[DeviceStatus]:
         """Return the devices of the service's machine, and who has them."""
-        return self._ask(calls.devices()).devices
+        page = self._ask(calls.devices(None))
+        found = page.devices
+        while page.next is not None:
+            page = self._ask(calls.devices(page.next))
+            found.extend(page.devices)
+        return found
 
     def release_device(self, device: str) -> list[DeviceStatus]:
         """Let a device out of quarantine, whatever is left on it; return all devices."""
         return self._ask(calls.release_device(device)).devices
+
+    def create_token(
+        self,
+        user: str,
+        role: str = "user",
+        expires_s: float | None = None,
+        label: str = "",
+        groups: Sequence[str] = (),
+    ) -> TokenMade:
+        """Make a token for a user, good for `expires_s` seconds; only admins may. It is told this once."""
+        request = TokenRequest(user=user, role=role, expires_s=expires_s, label=label, groups=list(groups))
+        return self._ask(calls.create_token(request))
+
+    def tokens(self) -> list[TokenInfo]:
+        """Return the tokens that there are, without themselves; only admins may."""
+        page = self._ask(calls.tokens(None))
+        found = page.tokens
+        while page.next is not None:
+            page = self._ask(calls.tokens(page.next))
+            found.extend(page.tokens)
+        return found
+
+    def revoke_tokens(self, which: str) -> list[TokenInfo]:
+        """End a token at once, by its id, or all tokens of a user; return those. Only admins may."""
+        return self._ask(calls.revoke_tokens(which)).tokens
 
     def stop(self) -> ServerInfo:
         """Ask the service to end, which it does a little later; unfinished jobs go on at its next start."""

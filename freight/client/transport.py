@@ -49,7 +49,7 @@ def speaking(address: Address) -> Generator[None]:
     except httpx.TransportError as error:
         raise ConnectionLost(
             f"the connection to the service at {address.shown} broke: {str(error).rstrip('.') or type(error).__name__}",
-            "the service may have been stopped: freight ps",
+            _after_a_break(address),
         ) from error
     except (httpx.HTTPError, httpx.StreamError, httpx.InvalidURL) as error:
         raise OperationError(
@@ -67,9 +67,31 @@ def unreachable(address: Address, error: BaseException) -> FreightError:
     if address.socket:
         why = "" if cause is None or cause.errno in _AWAY else f" ({cause.strerror or cause})"
         return NoServer(f"no Freight service answers at {address.shown}{why}", "start one with: freight serve")
+    if isinstance(cause, ssl.SSLError):
+        return _untrusted(address, cause)
     return NoServer(
         f"no Freight service answers at {address.shown}: {cause.strerror if cause else 'not in time'}",
         "check --server, or FREIGHT_SERVER, and that the service runs",
+    )
+
+
+def _after_a_break(address: Address) -> str:
+    """Return what to look at after a connection broke."""
+    if address.url.lower().startswith("http:") and address.socket is None:
+        return "does it speak https? Then write https://; else it may have been stopped"
+    return "the service may have been stopped: freight ps"
+
+
+def _untrusted(address: Address, error: ssl.SSLError) -> NoServer:
+    """Return the error of a service with which no encrypted connection can be made."""
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return NoServer(
+            f"the certificate of the service at {address.shown} is not trusted: {error.verify_message.rstrip('.')}",
+            "name its certificate, or that of its authority, in SSL_CERT_FILE, and ask by a name that is in it",
+        )
+    return NoServer(
+        f"no encrypted connection to {address.shown} can be made: {error.reason or error}",
+        "does it speak http? Then write http://",
     )
 
 

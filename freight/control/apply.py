@@ -40,8 +40,9 @@ from freight.core.job import Event, Note, State
 from freight.core.messages import Phase
 from freight.errors import FreightError
 from freight.launchers.base import Launcher
-from freight.store.catalog import Catalog, JobRow
+from freight.store.catalog import Catalog
 from freight.store.database import STORAGE_ERRORS, StorageFull
+from freight.store.rows import JobRow
 
 # A worker that was told to end and has not by then is killed.
 STOP_GRACE_S: Final = 45.0
@@ -107,7 +108,7 @@ class Apply:
                 event = Event.STARTS_EXHAUSTED if exhausted else Event.BROKE
                 await self._ending.end(job, event, BATCH_FAILED, reason)
             case TimeOut():
-                reason = f"the job's time ran out (--timeout {job.options.timeout_s:g} s)"
+                reason = job.overtime() or "the job's time ran out"
                 await self._ending.end(job, Event.TIME_RAN_OUT, BATCH_EXPIRED, reason)
             case Cancelled():
                 await self._ending.end(job, Event.WORKERS_GONE, BATCH_CANCELLED, "")

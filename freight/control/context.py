@@ -12,7 +12,8 @@ from freight.control.plane import ControlPlane
 from freight.control.servicefolder import ServiceFolder
 from freight.control.waiting import WaitingJob
 from freight.core.device import Device
-from freight.store.catalog import Catalog, JobRow
+from freight.store.catalog import Catalog
+from freight.store.rows import JobRow
 
 _T = TypeVar("_T")
 

@@ -17,9 +17,9 @@ from freight.core.answer import MAX_DEATHS, WORKER_CRASHED, Line, error_line
 from freight.core.job import Totals
 from freight.core.messages import SLICE_BYTES, SLICE_RECORDS, Death, Lease, Report, Returned
 from freight.core.record import custom_id_of
-from freight.store.catalog import JobRow
 from freight.store.database import StorageFull
 from freight.store.results import Results
+from freight.store.rows import JobRow
 
 # Records that took a model server down once run again in groups of this many; after a second death, alone.
 SUSPECT_GROUP: Final = 4

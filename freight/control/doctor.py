@@ -15,6 +15,7 @@ from pathlib import Path
 import apsw
 
 from freight.config import load_config
+from freight.control.settingscheck import check_settings, missing_folders
 from freight.core.device import Device, Usage
 from freight.errors import FreightError
 from freight.launchers.devices import Inventory, find_devices, held_words, look
@@ -28,12 +29,13 @@ _LEAST_SQLITE = (3, 51, 3)
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing looked at: `good` or not, and how to mend it."""
+    """One thing looked at: `good` or not, and how to mend it. What is not `grave` is only worth a warning."""
 
     what: str
     found: str
     good: bool = True
     fix: str = ""
+    grave: bool = True
 
 
 def examine(config: Path | None, data: Path) -> Iterator[Finding]:
@@ -41,7 +43,7 @@ def examine(config: Path | None, data: Path) -> Iterator[Finding]:
     python = platform.python_version()
     yield Finding("Python", python, sys.version_info >= (3, 11), "Freight needs Python 3.11 or newer")
     yield _sqlite()
-    yield _configuration(config, data)
+    yield from _configuration(config, data)
     yield _engine()
     yield from _devices(data)
     yield _folder(data)
@@ -54,13 +56,17 @@ def _sqlite() -> Finding:
     return Finding("SQLite", version, good, "update apsw: this version may corrupt a database")
 
 
-def _configuration(config: Path | None, data: Path) -> Finding:
+def _configuration(config: Path | None, data: Path) -> Iterator[Finding]:
     try:
         found = load_config(read_registry(data), built_in_models())
+        check_settings(found)
     except FreightError as error:
-        return Finding("configuration", error.message, False, error.hint or "")
+        yield Finding("configuration", error.message, False, error.hint or "")
+        return
     models = ", ".join(found.models) or "no models"
-    return Finding("configuration", f"{config or 'none (defaults)'}; models: {models}")
+    yield Finding("configuration", f"{config or 'none (defaults)'}; models: {models}")
+    for words in missing_folders(found):
+        yield Finding("granted folder", words, False, "make it, or take it out of [paths]", grave=False)
 
 
 def _engine() -> Finding:

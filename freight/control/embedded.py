@@ -25,6 +25,7 @@ from freight.control.continuation import (
     WriteAgain,
     decide,
 )
+from freight.control.destination import FileAt
 from freight.control.dispatcher import FULL_RETRY_S, Dispatcher
 from freight.control.inputs import InputFile, Sample, inspect, open_input
 from freight.control.intake import Index, Problem, scan, sha256_of
@@ -43,9 +44,9 @@ from freight.launchers.base import Remains
 from freight.launchers.devices import find_devices
 from freight.launchers.local import LocalLauncher
 from freight.launchers.locks import lock_folder
-from freight.store.catalog import JobRow
 from freight.store.database import STORAGE_ERRORS, StorageFull
 from freight.store.results import Results
+from freight.store.rows import JobRow
 
 # SQLite takes paths of 512 bytes; the state folder's part comes after the output's.
 MOST_OUTPUT_PATH: Final = 400
@@ -288,7 +289,8 @@ class EmbeddedRun:
         dispatcher = Dispatcher(file, index, results, row, self._writer, self._reader)
         run = JobRun(
             row, file, index, results, dispatcher, model, replace(self._request.options, gpus=prepared.gpus),
-            engine_limits(self._config), self._state.job_folder(job), self._output, self._request.force,
+            engine_limits(self._config), self._state.job_folder(job),
+            FileAt(self._output, self._state.job_folder(job) / ASIDE), self._request.force,
         )  # fmt: skip
         await self._drive(run, prepared.launcher)
         outcome = Outcome(

@@ -4,20 +4,22 @@ import asyncio
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from contextlib import suppress
+from typing import Protocol, TypeVar
 
 import msgspec
 
+from freight.control.destination import Destination, Standing, Writing
 from freight.control.jobrun import JobRun
-from freight.control.output import ASIDE, Written, mark_of, put_in_place, rows, write_aside
-from freight.core.job import Event
+from freight.control.output import Written, rows
+from freight.core.job import Event, advance
 from freight.core.record import custom_id_of
 from freight.errors import FreightError, Interrupted
-from freight.store.catalog import Catalog, JobRow, moved
+from freight.store.catalog import Catalog
 from freight.store.database import STORAGE_ERRORS, Sharing, StorageFull
 from freight.store.folder import Locking
 from freight.store.results import RESULTS_DB, Results
+from freight.store.rows import JobRow, moved
 
 _T = TypeVar("_T")
 
@@ -105,16 +107,27 @@ class Ending:
         self._catalog.set_outcome(job.row.id, outcome)
         job.row = msgspec.structs.replace(job.row, outcome=outcome)
 
-    async def _finish(self, job: JobRun, output: Path, event: Event, code: str, reason: str) -> None:
+    async def _finish(self, job: JobRun, output: Destination, event: Event, code: str, reason: str) -> None:
         """Write a service's results file aside, and with it in its place let the job end."""
-        aside, state = partial_of(output, job.row.id), job.row.state
+        writing, state = None, job.row.state
         try:
-            written = await asyncio.to_thread(self._write_apart, job, aside, code, reason)
-            before = await asyncio.to_thread(mark_of, job.row.outcome, output)
+            writing = await asyncio.to_thread(output.begin)
+            written = await asyncio.to_thread(self._write_apart, job, writing, code, reason)
+            before = await asyncio.to_thread(writing.mark, job.row.outcome)
             async with self._deciding:
                 # Unless it was cancelled meanwhile: the planner sees to that then.
+                if job.row.state is not state:
+                    return
+                # The intent first, as in `_put_output`.
+                outcome = job.outcome(written, before)
+                await self._write(self._catalog.set_outcome, job.row.id, outcome)
+                job.row = msgspec.structs.replace(job.row, outcome=outcome)
+                ended = Standing(advance(state, event), job.index.records, job.dispatcher.totals, time.monotonic())
+            # Nobody waits for this: the folder may lie on a disk that does not answer.
+            await asyncio.to_thread(writing.put, job.force or before is not None)
+            await asyncio.to_thread(output.tell, job.row.id, ended)
+            async with self._deciding:
                 if job.row.state is state:
-                    await self._write(self._place, job, aside, output, written, before)
                     await self.happened(job, event, reason, must_keep=True)
         except Interrupted:
             pass  # At the next start it is written anew.
@@ -122,14 +135,16 @@ class Ending:
             async with self._deciding:
                 if job.row.state is state:
                     await self._no_room(job, event, error)
-        except (FreightError, *STORAGE_ERRORS) as error:
+        except (FreightError, *STORAGE_ERRORS, OSError) as error:
             async with self._deciding:
                 if job.row.state is state:
                     await self._end_without_file(job, event, reason, error)
         except Exception as error:
             self.failure = error
         finally:
-            await asyncio.to_thread(aside.unlink, missing_ok=True)
+            if writing is not None:
+                with suppress(OSError):  # On a disk that fails, something of it may be left.
+                    await asyncio.to_thread(writing.drop)
             job.finishing = None
             self._changed.set()
 
@@ -145,15 +160,15 @@ class Ending:
         except StorageFull as full:
             await self._no_room(job, event, full)
 
-    def _write_apart(self, job: JobRun, aside: Path, code: str, reason: str) -> Written:
+    def _write_apart(self, job: JobRun, writing: Writing, code: str, reason: str) -> Written:
         """Write the results file by a connection of its own. For threads."""
         results = Results(job.folder / RESULTS_DB, Locking.LOCAL, Sharing.READER)
         try:
-            return self._write_file(job, results, aside, code, reason)
+            return self._write_file(job, results, writing, code, reason)
         finally:
             results.close()
 
-    def _write_file(self, job: JobRun, results: Results, aside: Path, code: str, reason: str) -> Written:
+    def _write_file(self, job: JobRun, results: Results, writing: Writing, code: str, reason: str) -> Written:
         def missing(index: int) -> tuple[bytes | None, str, str]:
             return custom_id_of(job.dispatcher.read_lines([index])[0]), code, reason
 
@@ -164,24 +179,17 @@ class Ending:
                 yield line
 
         job.file.check_unchanged()
-        return write_aside(aside, job.row.id, lines(), job.index.records)
+        return writing.write(job.row.id, lines(), job.index.records)
 
-    def _put_output(self, job: JobRun, output: Path, code: str, reason: str) -> None:
+    def _put_output(self, job: JobRun, output: Destination, code: str, reason: str) -> None:
         """Write a run's results file and put it in place, where all is done or there is an answer in it."""
         if job.dispatcher.left and not job.results.has_answers():
             return
-        aside = job.folder / ASIDE
-        written = self._write_file(job, job.results, aside, code, reason)
-        self._place(job, aside, output, written, mark_of(job.row.outcome, output))
-
-    def _place(self, job: JobRun, aside: Path, output: Path, written: Written, before: dict[str, Any] | None) -> None:
+        writing = output.begin()
+        written = self._write_file(job, job.results, writing, code, reason)
+        before = writing.mark(job.row.outcome)
         # The intent first: after a crash in between, what stands at the output is known for ours, old or new.
         outcome = job.outcome(written, before)
         self._catalog.set_outcome(job.row.id, outcome)
-        put_in_place(aside, output, job.force or before is not None)
+        writing.put(job.force or before is not None)
         job.row = msgspec.structs.replace(job.row, outcome=outcome)
-
-
-def partial_of(output: Path, job: str) -> Path:
-    """Return where a service writes a results file before it is put in place: beside it, on its file system."""
-    return output.with_name(f".{output.name}.{job[:8]}.partial")

@@ -6,16 +6,21 @@ from typing import Final
 
 from freight.control.context import Context
 from freight.control.views import status, summary
+from freight.core.account import Account, is_user_name
 from freight.core.job import FINAL, State
-from freight.core.view import JobPage, JobStatus
-from freight.errors import NoSuchJob, UserError, WrongState
-from freight.store.catalog import JobRow
+from freight.core.openaibatch import job_of
+from freight.core.paging import MOST_PAGE, cursor_of, no_cursor, place_of, time_of
+from freight.core.view import JobPage, JobStatus, NameList
+from freight.errors import NoSuchJob, NotAllowed, UserError, WrongState
 from freight.store.database import STORAGE_ERRORS, Sharing
+from freight.store.jobfilter import JobFilter
 from freight.store.results import Failure
+from freight.store.rows import JobRow
 
 _ID_START: Final = re.compile(r"[0-9a-f][0-9a-f-]{0,35}")
+_NAME_START: Final = re.compile(r"[A-Za-z0-9_.-]{1,64}", re.ASCII)
 _NEWEST: Final = (1e12, "")
-MOST_PAGE: Final = 1000
+_MOST_ENDED: Final = 1000
 
 
 class Finder:
@@ -23,41 +28,81 @@ class Finder:
 
     def __init__(self, context: Context) -> None:
         self._context = context
+        # Failures of jobs that have ended, which are asked about again and again; a job that goes on has a new epoch.
+        self._ended: dict[tuple[str, int], list[Failure]] = {}
 
-    async def find(self, name: str) -> JobRow:
-        """Return the job of a name, an id, or a unique prefix of an id, looked up in that order.
+    async def find(self, account: Account, name: str) -> JobRow:
+        """Return the job of a name, an id (also a batch's), or a unique prefix of an id, looked up in that order.
 
+        Others' jobs are there for admins alone: by their id, as USER/NAME, and by their name where it is the only one.
         Raises NoSuchJob, or UserError for a prefix that several ids have.
         """
-        row = await self._context.look(self._find, name)
+        row = await self._context.look(self._find, account, name)
+        return self._now(row)
+
+    async def get(self, job: str) -> JobRow:
+        """Return the job of an id, whoever's it is; raise NoSuchJob where there is none."""
+        try:
+            return self._now(await self._context.look(self._context.reader.get, job))
+        except KeyError:
+            raise _none(job) from None
+
+    def _now(self, row: JobRow) -> JobRow:
         hand = self._context.in_hand(row.id)
         return row if hand is None else hand.row
 
-    def _find(self, name: str) -> JobRow:
+    def _find(self, account: Account, name: str) -> JobRow:
         reader = self._context.reader
-        row = reader.named(name)
+        user, slash, own = name.rpartition("/")
+        if slash and not account.may_see(user):
+            raise _none(name)
+        row = reader.named(user if slash else account.user, own)
         if row is not None:
             return row
-        found = reader.starting_with(name) if _ID_START.fullmatch(name) else []
-        if not found:
-            raise NoSuchJob(f"there is no job {name}", "jobs: freight batch list")
+        whose = user if slash else None if account.is_admin() else account.user
+        # The OpenAI API calls a job by its id in another dress.
+        begins = job_of(own) or own
+        found = reader.starting_with(begins, whose) if _ID_START.fullmatch(begins) else []
         if len(found) > 1:
-            raise UserError(f"several jobs have an id that begins with {name}", "give more of the id, or the name")
-        return found[0]
+            raise UserError(f"several jobs have an id that begins with {own}", "give more of the id, or the name")
+        if found:
+            return found[0]
+        # After the ids: others choose their jobs' names, and nobody chooses an id.
+        others = reader.all_named(name) if account.is_admin() and not slash else []
+        if len(others) > 1:
+            listed = ", ".join(f"{row.user}/{row.name}" for row in others)
+            raise UserError(f"several users have a job {name}", f"say whose: {listed}")
+        if not others:
+            raise _none(name)
+        return others[0]
 
-    async def status(self, name: str) -> JobStatus:
+    async def status(self, account: Account, name: str) -> JobStatus:
         """Return all about a job."""
-        row = await self.find(name)
+        return await self.status_of(await self.find(account, name))
+
+    async def status_of(self, row: JobRow) -> JobStatus:
+        """Return all about a job that was looked up."""
         events = await self._context.look(self._context.reader.events, row.id)
         try:
-            failures = await self._context.in_thread(self.failures, row)
+            failures = await self._failures(row)
         except STORAGE_ERRORS:
             failures = []  # The rest is worth knowing all the same; asking for the results says what is wrong.
         hand = self._context.in_hand(row.id)
         if hand is None and row.state not in FINAL:
             # It has ended in between.
-            return await self.status(row.id)
+            return await self.status_of(await self.get(row.id))
         return status(row, hand, events, failures)
+
+    async def _failures(self, row: JobRow) -> list[Failure]:
+        ended = (row.id, row.epoch) if row.state in FINAL else None
+        if ended in self._ended:
+            return self._ended[ended]
+        failures = await self._context.in_thread(self.failures, row)
+        if ended is not None:
+            if len(self._ended) >= _MOST_ENDED:
+                del self._ended[next(iter(self._ended))]
+            self._ended[ended] = failures
+        return failures
 
     def failures(self, row: JobRow) -> list[Failure]:
         """Return a job's failures by kind, the commonest first. For threads."""
@@ -69,18 +114,49 @@ class Finder:
         finally:
             results.close()
 
-    async def page(self, state: str | None, limit: int, after: str | None) -> JobPage:
-        """Return up to `limit` jobs, the newest first, in a state or "active"; `after` is an earlier page's `next`."""
-        states = states_of(state)
-        before = _NEWEST if after is None else _cursor(after)
-        rows = await self._context.look(self._context.reader.page, states, limit + 1, before)
+    async def page(
+        self,
+        account: Account,
+        state: str | None,
+        limit: int,
+        after: str | None,
+        *,
+        model: str | None = None,
+        name: str | None = None,
+        user: str | None = None,
+        created_after: str | None = None,
+        created_before: str | None = None,
+    ) -> JobPage:
+        """Return up to `limit` jobs, the newest first, in a state or "active"; `after` is an earlier page's `next`.
+
+        They are of a model, have a name that begins so, and were created since and before times in RFC 3339, as far as
+        these are given. Admins see everybody's, or those of `user`. Raises UserError for what cannot be.
+        """
+        wanted = JobFilter(
+            user=_whose(account, user),
+            states=None if state is None else states_of(state),
+            model=model,
+            name=_name_start(name),
+            since=None if created_after is None else time_of("created_after", created_after),
+            until=None if created_before is None else time_of("created_before", created_before),
+        )
+        before = _NEWEST if after is None else place_of(after)
+        rows = await self._context.look(self._context.reader.page, wanted, limit + 1, before)
         jobs = [summary(row, self._context.in_hand(row.id)) for row in rows[:limit]]
         last = rows[limit - 1] if len(rows) > limit else None
-        return JobPage(jobs=jobs, next=f"{last.created_at!r}~{last.id}" if last else None)
+        return JobPage(jobs=jobs, next=cursor_of((last.created_at, last.id)) if last else None)
 
-    async def names(self) -> list[str]:
-        """Return the names of all jobs."""
-        return await self._context.look(self._context.reader.names)
+    async def names(self, account: Account, limit: int = MOST_PAGE, after: str | None = None) -> NameList:
+        """Return up to `limit` names of the user's jobs; for an admin also those of others, as USER/NAME."""
+        whose = None if account.is_admin() else account.user
+        since = ("", "") if after is None else _after_name(after)
+        rows = await self._context.look(self._context.reader.names, whose, limit + 1, since)
+        names = [name if user == account.user else f"{user}/{name}" for name, user in rows[:limit]]
+        return NameList(names=names, next="~".join(rows[limit - 1]) if len(rows) > limit else None)
+
+
+def _none(name: str) -> NoSuchJob:
+    return NoSuchJob(f"there is no job {name}", "jobs: freight batch list")
 
 
 def states_of(state: str | None) -> Sequence[State]:
@@ -90,16 +166,28 @@ def states_of(state: str | None) -> Sequence[State]:
     if state.lower() == "active":
         return tuple(each for each in State if each not in FINAL)
     if state.upper() not in State.__members__:
-        raise UserError(f"there is no state {state}", f"states: active, {', '.join(State)}")
+        raise UserError(f"state: there is no state {state}", f"states: active, {', '.join(State)}")
     return (State[state.upper()],)
 
 
-def _cursor(text: str) -> tuple[float, str]:
-    at, _, job = text.partition("~")
-    try:
-        return float(at), job
-    except ValueError:
-        raise UserError(f"{text!r} is no cursor of this list", "pass what `next` said") from None
+def _whose(account: Account, user: str | None) -> str | None:
+    """Return of whom jobs are listed, None for everybody; raise NotAllowed for those of others."""
+    if user is not None and not account.may_see(user):
+        raise NotAllowed("user: the jobs of others are listed for admins alone", "leave it out")
+    return user if account.is_admin() else account.user
+
+
+def _name_start(name: str | None) -> str | None:
+    if name and not _NAME_START.fullmatch(name):
+        raise UserError(f"name: {name!r} is the beginning of no job's name", "names are letters, digits, _ . and -")
+    return name or None
+
+
+def _after_name(text: str) -> tuple[str, str]:
+    name, tilde, user = text.partition("~")
+    if not tilde or not _NAME_START.fullmatch(name) or not is_user_name(user):
+        raise no_cursor(text)
+    return name, user
 
 
 def unfinished(row: JobRow, hint: str) -> WrongState:

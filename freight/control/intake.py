@@ -24,6 +24,10 @@ _ARRAYS: Final = ("offsets", "lengths", "numbers", "endpoints")
 _SPLIT: Final = "split the file, or have the limit raised"
 
 
+class OverLimit(UserError):
+    """The file as a whole is larger than is accepted."""
+
+
 @dataclass(frozen=True, slots=True)
 class Limits:
     """The most that is accepted; None for no limit. `record_bytes` counts a line without its line end."""
@@ -138,11 +142,11 @@ def scan(
 ) -> Index:
     """Check every line and return where the records stand; bad ones go to `on_problems` in bulk.
 
-    Raises UserError for a file over a limit, Interrupted once `stopped` returns True, and OperationError
+    Raises OverLimit for a file over a limit, Interrupted once `stopped` returns True, and OperationError
     when the file changes meanwhile.
     """
     if limits.file_bytes is not None and file.size > limits.file_bytes:
-        raise UserError(
+        raise OverLimit(
             f"{file.shown} has {file.size} bytes; the limit (limits.file_bytes) is {limits.file_bytes}", _SPLIT
         )
     digest = hashlib.sha256()
@@ -158,7 +162,7 @@ def scan(
         if not line.is_blank():
             found.add(line, limits.record_bytes)
         if limits.records is not None and len(found.offsets) > limits.records:
-            raise UserError(f"{file.shown} has more than {limits.records} records, the limit (limits.records)", _SPLIT)
+            raise OverLimit(f"{file.shown} has more than {limits.records} records, the limit (limits.records)", _SPLIT)
     file.check_unchanged()
     _reject_duplicates(file, found)
     found.flush()

@@ -10,10 +10,12 @@ from typing import Any, Final
 
 import msgspec
 
+from freight.control.destination import Destination
 from freight.control.dispatcher import Dispatcher
 from freight.control.inputs import InputFile
 from freight.control.intake import Index
 from freight.control.output import Written
+from freight.control.overtime import overtime
 from freight.control.placing import need_of, needs_device
 from freight.control.workerrun import WorkerRun
 from freight.core.job import State, Totals
@@ -22,8 +24,8 @@ from freight.core.model import ModelSpec
 from freight.core.progress import Progress
 from freight.core.snapshot import MOST_STARTS, JobView, Need, Trouble, WorkerView
 from freight.engines.registry import engine_of
-from freight.store.catalog import JobRow
 from freight.store.results import Results
+from freight.store.rows import JobRow
 
 # A server that Freight did not start cannot be watched for standing still, so its records have a limit.
 ENDPOINT_TIMEOUT_S: Final = 3600.0
@@ -53,7 +55,7 @@ def places_of(model: ModelSpec) -> tuple[str, ...]:
 def launch_of(model: ModelSpec, endpoints: Iterable[int], concurrency: int, gpus: int) -> str:
     """Return a text that is equal for jobs that one running server can serve as it is."""
     # The variables may be secrets, and this is kept: their digest is part of the identity, too.
-    entry = msgspec.structs.replace(model.entry, aliases=[], batch=False, env={})
+    entry = msgspec.structs.replace(model.entry, aliases=[], batch=False, groups=[], env={})
     shape = engine_of(entry.engine).shape(model, frozenset(endpoints), concurrency)
     # With the identity: the same path may lead to another file by now.
     identity = {key: value for key, value in model.identity.items() if key != "aliases"}
@@ -97,8 +99,8 @@ class JobRun:
 
     def __init__(
         self, row: JobRow, file: InputFile, index: Index, results: Results, dispatcher: Dispatcher,
-        model: ModelSpec, options: JobOptions, limits: EngineLimits, folder: Path, output: Path | None, force: bool,
-        ran_s: float = 0.0,
+        model: ModelSpec, options: JobOptions, limits: EngineLimits, folder: Path, output: Destination | None,
+        force: bool, ran_s: float = 0.0,
     ) -> None:  # fmt: skip
         self.row = row
         self.file = file
@@ -197,6 +199,10 @@ class JobRun:
         else:
             self.blocked = ""
 
+    def overtime(self) -> str:
+        """Return which time of the job's has run out; "" while it has time left."""
+        return overtime(self.row, self.options.timeout_s, self.ran_s)
+
     def view(self) -> JobView:
         """Return the job as the planner sees it."""
         live = tuple(WorkerView(w.id, w.source, w.devices, w.is_leaving()) for w in self.workers.values())
@@ -211,8 +217,9 @@ class JobRun:
             left=self.dispatcher.left,
             troubles=tuple(self.troubles.values()),
             blocked=self.blocked,
-            out_of_time=bool(self.options.timeout_s) and self.ran_s >= self.options.timeout_s,
+            out_of_time=bool(self.overtime()),
             name=self.row.name or "",
+            user=self.row.user,
             launch=self.launch,
             need=self.need,
             was_ready=self.was_ready,

@@ -13,8 +13,9 @@ from freight.launchers.base import Launcher, Remains
 from freight.launchers.devices import find_devices
 from freight.launchers.local import LocalLauncher
 from freight.launchers.locks import lock_folder
-from freight.store.catalog import Catalog, WorkerRow
+from freight.store.catalog import Catalog
 from freight.store.database import Sharing
+from freight.store.rows import WorkerRow
 
 # How long the end of one worker may take.
 _SWEEP_S: Final = 10.0

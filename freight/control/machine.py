@@ -1,5 +1,6 @@
 """The service's machine: its devices, its workers, and the models that are to be up always."""
 
+from dataclasses import replace
 from typing import Final
 
 from freight.config import Config
@@ -7,14 +8,20 @@ from freight.control.context import Context
 from freight.control.pins import Pin, pin_of
 from freight.control.placing import check_place
 from freight.control.resolve import entry_name, resolve
-from freight.control.views import worker_status
+from freight.control.rights import may_run
+from freight.control.views import OTHERS_JOB, others_worker, worker_status
+from freight.control.workerrun import WorkerRun
+from freight.core.account import Account
 from freight.core.device import Device
 from freight.core.messages import Phase
 from freight.core.model import EngineName, ModelSpec
-from freight.core.view import DeviceList, DeviceStatus, PinStatus, WorkerList
+from freight.core.paging import ALL, Place, page_of
+from freight.core.view import DeviceList, DeviceStatus, PinStatus, WorkerList, WorkerStatus
 from freight.errors import FreightError, OperationError, UserError
 from freight.launchers.base import Launcher
 
+# A device's state, and by whom, by which process and by which job it is held.
+_Held = tuple[str, str, int | None, str | None]
 _UP: Final = frozenset({Phase.READY, Phase.IDLE})
 
 
@@ -25,28 +32,50 @@ class Machine:
         self._context = context
         self._launcher = launcher
 
-    def workers(self) -> WorkerList:
-        """Return the workers there are, and the pins."""
-        roster = self._context.plane.roster
+    def workers(self, account: Account, limit: int = ALL, after: str | None = None) -> WorkerList:
+        """Return up to `limit` of the workers there are, and the pins; `after` is an earlier page's `next`.
+
+        Of others' jobs it says little more than that they have some.
+        """
+        roster, config = self._context.plane.roster, self._context.settings()
         workers = list(roster.workers.values())
         pins = [
             PinStatus(
                 model=pin.name,
                 workers=pin.workers,
                 up=sum(w.launch == pin.launch and w.phase in _UP and not w.stopping for w in workers),
-                reason=pin.reason,
+                # It may name somebody's job.
+                reason=pin.reason if account.is_admin() else "",
             )
             for pin in roster.pins.values()
+            if may_run(account, pin.name, config)
         ]
-        return WorkerList(workers=[worker_status(w, roster.is_pinned(w)) for w in workers], pins=pins)
+        shown, following = page_of(workers, lambda worker: (worker.started_at, worker.id), limit, after)
+        return WorkerList(workers=[self._worker(w, account, config) for w in shown], pins=pins, next=following)
 
-    async def devices(self) -> DeviceList:
-        """Return the devices, and who has them."""
-        return DeviceList(devices=[await self._status(device) for device in self._launcher.devices()])
+    def _worker(self, worker: WorkerRun, account: Account, config: Config) -> WorkerStatus:
+        is_pinned = self._context.plane.roster.is_pinned(worker)
+        if account.is_admin() or (worker.job is not None and worker.job.row.user == account.user):
+            return worker_status(worker, is_pinned)
+        is_public = worker.model in config.models and may_run(account, worker.model, config)
+        if worker.job is not None:
+            return others_worker(worker, is_pinned, is_public)
+        # A warm one may be left of anybody's job.
+        status = worker_status(worker, is_pinned)
+        place = status.place if worker.devices else ""
+        return replace(status, note="", model=status.model if is_public else "", place=place)
 
-    async def _status(self, device: Device) -> DeviceStatus:
+    async def devices(self, account: Account, limit: int = ALL, after: str | None = None) -> DeviceList:
+        """Return up to `limit` devices, and who has them; others are not named to users.
+
+        `after` is an earlier page's `next`.
+        """
+        devices, following = page_of(self._launcher.devices(), _place, limit, after)
+        return DeviceList(devices=[await self._status(device, account) for device in devices], next=following)
+
+    async def _status(self, device: Device, account: Account) -> DeviceStatus:
         usage = await self._context.in_thread(self._launcher.usage, device)
-        state, holder, pid, job = self._holder(device)
+        state, holder, pid, job = self._shown(self._holder(device), device, account)
         return DeviceStatus(
             id=device.id,
             kind=device.kind,
@@ -60,7 +89,23 @@ class Machine:
             job=job,
         )
 
-    def _holder(self, device: Device) -> tuple[str, str, int | None, str | None]:
+    def _shown(self, held: _Held, device: Device, account: Account) -> _Held:
+        """Return what the account may know of who holds a device."""
+        state, holder, pid, job = held
+        if account.is_admin():
+            return held
+        if state != "leased":
+            return state, {"held": "somebody else", "quarantined": "something that was left"}.get(state, ""), None, None
+        users = {
+            worker.job.row.user if worker.job is not None else None
+            for worker in self._context.plane.roster.workers.values()
+            if device.id in worker.devices
+        }
+        if users == {None}:
+            return state, "a warm model", None, None
+        return (state, holder, pid, job) if users == {account.user} else (state, OTHERS_JOB, None, None)
+
+    def _holder(self, device: Device) -> _Held:
         """Return a device's state, and by whom, by which process and by which job it is held."""
         kept = self._context.plane.apply.quarantine.rows().get(device.id)
         if kept is not None:
@@ -81,13 +126,12 @@ class Machine:
         holder = taken[1]
         return "held", holder.what, holder.pid, None
 
-    async def release(self, device: str) -> DeviceList:
+    async def release(self, device: str) -> None:
         """Let a device out of quarantine; raise WrongState for one that is in none, UserError for one there is not."""
         there = [known.id for known in self._launcher.devices()]
         if device not in there:
             raise UserError(f"there is no device {device}", f"devices: {', '.join(there)}")
         await self._context.plane.apply.quarantine.release(device)
-        return await self.devices()
 
     async def take_up_pins(self) -> None:
         """Take up the pins that were set; one whose model cannot run now says so."""
@@ -115,13 +159,12 @@ class Machine:
                 pins[name] = renewed
                 self._context.plane.changed()
 
-    async def pin(self, name: str, workers: int) -> WorkerList:
+    async def pin(self, name: str, workers: int) -> None:
         """Have so many workers of a model up always; raise UserError for a model of which that cannot be."""
         pin = await self._pin(name, workers)
         await self._context.write(self._context.catalog.pin, pin.name, workers)
         self._context.plane.roster.pins[pin.name] = pin
         self._context.plane.changed()
-        return self.workers()
 
     async def _pin(self, name: str, workers: int) -> Pin:
         config: Config = self._context.settings()
@@ -145,7 +188,7 @@ class Machine:
             raise UserError(f"{workers} workers of {model.name} with {what} do not fit; {room} do", "pin fewer")
         return await self._context.in_thread(pin_of, model.name, workers, model, gpus)
 
-    async def unpin(self, name: str) -> WorkerList:
+    async def unpin(self, name: str) -> None:
         """Let a model's workers go when nobody needs them; raise UserError for one that is not pinned."""
         pins = self._context.plane.roster.pins
         if name not in pins:
@@ -155,7 +198,13 @@ class Machine:
         await self._context.write(self._context.catalog.unpin, name)
         pins.pop(name, None)
         self._context.plane.changed()
-        return self.workers()
+
+
+def _place(device: Device) -> Place:
+    """Return where a device is listed: by its number, those without one by that in their id."""
+    declared = device.id.rpartition(":")[2]
+    number = int(declared) if declared.isdecimal() else 0
+    return (number if device.index is None else device.index), device.id
 
 
 async def _no_patience(problem: str) -> None:

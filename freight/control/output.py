@@ -5,7 +5,7 @@ import os
 from collections.abc import Callable, Iterator
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, BinaryIO, Final
 
 import msgspec
 
@@ -56,15 +56,21 @@ Missing = Callable[[int], tuple[bytes | None, str, str]]
 
 
 def rows(
-    results: Results, records: int, missing: Missing | None, only: Only | None = None
+    results: Results,
+    records: int,
+    missing: Missing | None,
+    only: Only | None = None,
+    begin: int = 0,
+    version: int | None = None,
 ) -> Iterator[tuple[int, bytes]]:
-    """Yield (index, rest of the line) for every record, or `only` those wanted, in order.
+    """Yield (index, rest of the line) for every record from `begin` on, or `only` those wanted, in order.
 
     `missing` gives the custom_id's token, a code and a message for a record without a result; None leaves those out.
+    Raises OperationError where the results are not at `version` any more.
     """
     fill = missing if only is not Only.OK else None
-    expected = 0
-    for page in results.pages():
+    expected = begin
+    for page in results.pages(begin, records, version):
         for index, tail, failed in page:
             if fill is not None:
                 yield from _gap(expected, index, fill)
@@ -77,40 +83,64 @@ def rows(
 
 def _gap(start: int, end: int, missing: Missing) -> Iterator[tuple[int, bytes]]:
     for index in range(start, end):
-        yield index, error_line(index, *missing(index)).tail
+        yield index, missing_tail(index, missing)
+
+
+def missing_tail(index: int, missing: Missing) -> bytes:
+    """Return the rest of the line of a record without a result."""
+    return error_line(index, *missing(index)).tail
 
 
 def write_aside(path: Path, job: str, lines: Iterator[tuple[int, bytes]], records: int) -> Written:
     """Write the results file to `path`, on disk when this returns; raise StorageFull when there is no room."""
-    digest = hashlib.sha256()
-    count = 0  # Of lines written.
-    # A new file, always: what is left from an earlier run may be the output itself, by a second link.
-    path.unlink(missing_ok=True)
     try:
+        # A new file, always: what is left from an earlier run may be the output itself, by a second link.
+        path.unlink(missing_ok=True)
         with path.open("wb", buffering=_BUFFER) as file:
-            for line in whole_lines(job, lines):
-                count += 1
-                digest.update(line)
-                file.write(line)
-            file.flush()
-            os.fsync(file.fileno())
-            size = file.tell()
+            return write_lines(file, job, lines, records)
     except OSError as error:
         if is_full(error):
             path.unlink(missing_ok=True)
-            raise StorageFull(f"no space left for the results file {path.parent}") from error
-        raise OperationError(
-            f"cannot write {path}: {error.strerror}; all answers are kept", "see that its folder can be written to"
-        ) from error
+        raise not_written(error, path) from error
+
+
+def not_written(error: OSError, path: Path) -> OperationError:
+    """Return what the system said of writing a results file as an error of ours: StorageFull where there is no room."""
+    if is_full(error):
+        return StorageFull(f"no space left for the results file {path.parent}")
+    return OperationError(
+        f"cannot write {path}: {error.strerror}; all answers are kept", "see that its folder can be written to"
+    )
+
+
+def write_lines(file: BinaryIO, job: str, lines: Iterator[tuple[int, bytes]], records: int) -> Written:
+    """Write a results file, on disk when this returns."""
+    digest = hashlib.sha256()
+    count = 0  # Of lines written.
+    for line in whole_lines(job, lines):
+        count += 1
+        digest.update(line)
+        file.write(line)
+    file.flush()
+    os.fsync(file.fileno())
     assert count == records, f"{count} lines for {records} records"
-    return Written(size, digest.hexdigest())
+    return Written(file.tell(), digest.hexdigest())
 
 
 def whole_lines(job: str, lines: Iterator[tuple[int, bytes]]) -> Iterator[bytes]:
     """Yield the lines of a results file, each with its line end."""
-    prefix = b'{"id":"' + job.encode() + b'-%d",'
+    prefix = _prefix(job)
     for index, tail in lines:
         yield prefix % index + tail + b"\n"
+
+
+def around_bytes(job: str) -> int:
+    """Return how many bytes a line has beside its index and its rest."""
+    return len(_prefix(job)) - len(b"%d") + len(b"\n")
+
+
+def _prefix(job: str) -> bytes:
+    return b'{"id":"' + job.encode() + b'-%d",'
 
 
 def put_in_place(aside: Path, output: Path, replace: bool) -> None:

@@ -9,8 +9,9 @@ from typing import Any
 
 from freight.errors import WrongState
 from freight.launchers.base import Launcher, Remains
-from freight.store.catalog import Catalog, QuarantineRow
+from freight.store.catalog import Catalog
 from freight.store.database import StorageFull
+from freight.store.rows import QuarantineRow
 
 log = logging.getLogger("freight.plane")
 

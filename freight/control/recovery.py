@@ -8,15 +8,15 @@ from typing import Final
 from freight.control.apply import keep_log
 from freight.control.context import Context
 from freight.control.leftovers import sweep_worker
+from freight.control.reading import Reading
 from freight.control.shelf import Shelf
-from freight.control.submission import Submission
 from freight.control.uploads import UPLOAD_KEPT_S
 from freight.control.workerrun import WorkerRun
 from freight.core.job import Event, State
 from freight.errors import FreightError
 from freight.launchers.base import Launcher
-from freight.store.catalog import JobRow, WorkerRow
 from freight.store.database import STORAGE_ERRORS
+from freight.store.rows import JobRow, WorkerRow
 
 log = logging.getLogger("freight.service")
 
@@ -25,11 +25,12 @@ _SWEEP_S: Final = 5.0
 _GOING: Final = frozenset({State.STARTING, State.RUNNING, State.SUSPENDED, State.CANCELLING})
 
 
-async def recover(context: Context, shelf: Shelf, submission: Submission, launcher: Launcher) -> None:
+async def recover(context: Context, shelf: Shelf, reading: Reading, launcher: Launcher) -> None:
     """Bring jobs and workers of an earlier service into this one."""
     jobs = await context.write(context.catalog.jobs)
     await context.plane.apply.quarantine.take_up()
     await context.in_thread(context.folder.tidy, {row.id for row in jobs}, UPLOAD_KEPT_S)
+    await context.in_thread(context.folder.tidy_files, await context.write(context.catalog.files.inputs))
     unfinished = {row.id: row for row in await context.write(context.catalog.unfinished)}
     living = {row.id: row for row in await context.write(context.catalog.live_workers)}
     adopted: dict[str, list[WorkerRun]] = {}
@@ -49,7 +50,7 @@ async def recover(context: Context, shelf: Shelf, submission: Submission, launch
     )
     for row in unfinished.values():
         if row.state is State.VALIDATING or row.records is None:
-            submission.read(row, again=True)
+            reading.begin(row, again=True)
         else:
             await _take_up(context, shelf, row, adopted.get(row.id, []))
 

@@ -32,6 +32,8 @@ class ServiceFolder:
         # Output of workers that live; it goes to their jobs when they leave them.
         self.workers = path / "workers"
         self.batch = path / "batch"
+        # Contents of files of the OpenAI API.
+        self.files = path / "files"
         self._lock: FolderLock | None = None
 
     @property
@@ -59,7 +61,7 @@ class ServiceFolder:
                 f"the data folder {self.path}", self._never, "use the service that runs there, or end it: freight stop"
             )
             self._lock = lock
-            for folder in (self.run, self.uploads, self.workers, self.batch):
+            for folder in (self.run, self.uploads, self.workers, self.batch, self.files):
                 folder.mkdir(mode=0o700, exist_ok=True)
                 _check_private(folder)
         except OSError as error:
@@ -121,6 +123,12 @@ class ServiceFolder:
                 shutil.rmtree(entry, ignore_errors=True)
         self.tidy_uploads(old_s, broken=True)
 
+    def tidy_files(self, known: set[str]) -> None:
+        """Remove the contents of files that are none of the `known` ones."""
+        for entry in self.files.iterdir():
+            if entry.name not in known:
+                entry.unlink(missing_ok=True)
+
     def tidy_logs(self, living: set[Path]) -> None:
         """Remove the output of workers that live no more, which is that of no job."""
         for entry in self.workers.iterdir():
@@ -131,7 +139,10 @@ class ServiceFolder:
         """Remove uploads that nobody used in `old_s`, and with `broken` those that broke off."""
         for entry in self.uploads.iterdir():
             with suppress(FileNotFoundError):  # It may become a job's in this moment.
-                if (broken and entry.suffix == ".part") or entry.stat().st_mtime < time.time() - old_s:
+                found = entry.stat()
+                # One that is a file, too, is as old as that file, and may have come in this moment.
+                is_old = found.st_mtime < time.time() - old_s and found.st_nlink == 1
+                if is_old or (broken and (entry.suffix == ".part" or found.st_nlink > 1)):
                     entry.unlink()
 
     def last_sign(self, job: str) -> float:

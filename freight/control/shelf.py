@@ -4,11 +4,14 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
+from weakref import WeakValueDictionary
 
 import msgspec
 
+from freight.control.below import FileBelow
 from freight.control.context import Context
+from freight.control.destination import Destination, FileAt
 from freight.control.dispatcher import Dispatcher
 from freight.control.inputs import InputFile
 from freight.control.intake import Index
@@ -17,17 +20,30 @@ from freight.control.placing import gpus_of, need_of
 from freight.control.resolve import ENV_IDENTITY, NO_ENV, env_digest
 from freight.control.waiting import WaitingJob
 from freight.core.device import Device
+from freight.core.facility import FACILITY, INPUT_FILE, OUTPUT_FOLDER, file_names, folder_name
 from freight.core.job import Totals, running_s
 from freight.core.model import ModelSpec
 from freight.core.view import JobRequest
 from freight.errors import FreightError, OperationError, UserError
-from freight.store.catalog import JobRow
 from freight.store.database import STORAGE_ERRORS, Sharing
+from freight.store.rows import JobRow
+
+# In what is kept of a job: the granted root that its results go below.
+OUTPUT_ROOT: Final = "output_root"
 
 
-def spec_of(request: JobRequest, model: ModelSpec, sha256: str, size: int) -> dict[str, Any]:
-    """Return what the catalog keeps of a request."""
-    return {
+def spec_of(
+    request: JobRequest,
+    model: ModelSpec,
+    sha256: str,
+    size: int,
+    most_records: int | None = None,
+    more: dict[str, Any] | None = None,
+) -> dict[str, Any]:
+    """Return what the catalog keeps of a request, whose input may have `most_records`; `more` is what its API adds."""
+    limit = {} if most_records is None else {"most_records": most_records}
+    return limit | {
+        **({"more": more} if more else {}),
         "request": asdict(request) | {"upload": ""},
         "model": kept_model(model),
         "input": {"bytes": size, "sha256": sha256},
@@ -37,6 +53,11 @@ def spec_of(request: JobRequest, model: ModelSpec, sha256: str, size: int) -> di
 def kept_model(model: ModelSpec) -> dict[str, Any]:
     """Return a model as the catalog keeps it: without the values of its variables, which may be secrets."""
     return msgspec.to_builtins(msgspec.structs.replace(model, entry=msgspec.structs.replace(model.entry, env={})))
+
+
+def more_of(row: JobRow) -> dict[str, Any]:
+    """Return what the API that a job came by keeps about it."""
+    return row.spec.get("more", {})
 
 
 def request_of(row: JobRow) -> JobRequest:
@@ -58,8 +79,23 @@ def options_of(row: JobRow, model: ModelSpec, devices: Sequence[Device]) -> JobO
 
 def output_of(row: JobRow) -> Path | None:
     """Return where a job's results file goes at its end, None where it stays here until it is fetched."""
-    folder = request_of(row).output
-    return Path(folder) / f"{row.name}-results.jsonl" if folder else None
+    if row.api == FACILITY:
+        more = more_of(row)
+        folder = folder_name(more[INPUT_FILE], request_of(row).model or "", row.id)
+        return Path(more[OUTPUT_FOLDER]) / folder / file_names(more[INPUT_FILE], row.created_at)[0]
+    output = request_of(row).output
+    return Path(output) / results_name(row.name or "") if output else None
+
+
+def results_name(job: str) -> str:
+    """Return what the results file of a job of that name is called."""
+    return f"{job}-results.jsonl"
+
+
+def progress_of(row: JobRow) -> Path | None:
+    """Return where a job's progress file is, None for a job that has none."""
+    output = output_of(row) if row.api == FACILITY else None
+    return output.with_name(file_names(more_of(row)[INPUT_FILE], row.created_at)[1]) if output else None
 
 
 class Shelf:
@@ -67,6 +103,24 @@ class Shelf:
 
     def __init__(self, context: Context) -> None:
         self._context = context
+        # One for each job, so that all who write there know of each other.
+        self._below: WeakValueDictionary[str, FileBelow] = WeakValueDictionary()
+
+    def destination(self, row: JobRow) -> Destination | None:
+        """Return where a job's results file goes, None where it stays here."""
+        output, root = output_of(row), more_of(row).get(OUTPUT_ROOT)
+        if output is None:
+            return None
+        if root is None:
+            return FileAt(output, output.with_name(f".{output.name}.{row.id[:8]}.partial"))
+        found = self._below.get(row.id)
+        if found is None:
+            progress = progress_of(row)
+            mode = int(self._context.settings()["facility.output_mode"], 8)
+            beside = progress.name if progress else ""
+            found = FileBelow(Path(root), output.parent, output.name, beside, mode, row.id)
+            self._below[row.id] = found
+        return found
 
     async def enqueue(self, row: JobRow) -> None:
         """Put a job that is in no final state into the queue; what cannot be read is left to fail there."""
@@ -139,7 +193,7 @@ class Shelf:
             raise
         return JobRun(
             row, file, index, results, dispatcher, waiting.model, waiting.options, context.limits,
-            context.folder.job(row.id), output_of(row), False, waiting.ran_s,
+            context.folder.job(row.id), self.destination(row), False, waiting.ran_s,
         )  # fmt: skip
 
     async def close(self, job: JobRun) -> None:

@@ -28,6 +28,8 @@ from freight.store.database import StorageFull
 # A device that somebody else holds is tried again this often, and one that is idle looked at while jobs wait.
 _STRANGER_S: Final = 1.0
 _LOOK_S: Final = 2.0
+# But sooner for a job that came since: it may be why a warm worker would have to go.
+_LOOK_ANEW_S: Final = 0.1
 _LOOK_PATIENCE_S: Final = 1.0
 # Makes a worker's folder, given its job (None: a pinned model's) and its id; returns that and the path of its log.
 MakePlaces = Callable[[JobRun | None, str], tuple[Path, Path]]
@@ -63,6 +65,7 @@ class Starts:
         # Who uses devices without us, as of the last look at them.
         self._seen: dict[str, str] = {}
         self._looked_at = float("-inf")
+        self._looked_for: set[str] = set()
         self._looking: asyncio.Task[None] | None = None
 
     def stranger(self, device: str, now: float) -> str:
@@ -77,13 +80,14 @@ class Starts:
         answer is waited for only a moment.
         """
         jobs = [*self._roster.open.values(), *self._roster.waiting.values()]
-        waits = any(job.row.state is State.QUEUED for job in jobs)
+        waiting = {job.row.id for job in jobs if job.row.state is State.QUEUED}
+        pause_s = _LOOK_S if waiting <= self._looked_for else _LOOK_ANEW_S
         if (
-            (waits or self._seen)
-            and now >= self._looked_at + _LOOK_S
+            (waiting or self._seen)
+            and now >= self._looked_at + pause_s
             and (self._looking is None or self._looking.done())
         ):
-            self._looked_at = now
+            self._looked_at, self._looked_for = now, waiting
             self._looking = asyncio.create_task(self._look())
             await asyncio.wait((self._looking,), timeout=_LOOK_PATIENCE_S)
 

@@ -15,10 +15,11 @@ from freight.control.sockets import RUNTIME_PREFIX
 from freight.core.job import State
 from freight.errors import OperationError, UserError, refusing
 from freight.launchers.base import Launcher, Remains
-from freight.store.catalog import Catalog, JobRow
+from freight.store.catalog import Catalog
 from freight.store.database import STORAGE_ERRORS, StorageFull
 from freight.store.folder import FolderLock
 from freight.store.results import RESULTS_DB, Results
+from freight.store.rows import JobRow
 
 # In a job's spec: what makes two runs the same, and in that, what its input is known by.
 SAME: Final = "same"

@@ -3,43 +3,52 @@
 import asyncio
 import hashlib
 import logging
-import os
 import random
-import tempfile
 import time
-import traceback
 import uuid
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
 import msgspec
 
 from freight.config import Config
-from freight.control.checks import check_models, intake_limits, intake_rules, listing
-from freight.control.context import Checking, Context
-from freight.control.inputs import InputFile, inspect
-from freight.control.intake import Index, Problem, scan
-from freight.control.jobrun import counts_of
+from freight.control.batchterms import BatchTerms
+from freight.control.checks import check_models
+from freight.control.context import Context
+from freight.control.inputs import InputFile, Sample, inspect
+from freight.control.namedmodel import chosen_model, first_model, no_model, refusal_of
 from freight.control.naming import check_name, readable_name
+from freight.control.outputs import place_output
 from freight.control.placing import check_place
+from freight.control.quotas import Quotas
+from freight.control.reading import Reading, outcome_of
 from freight.control.resolve import choose_model, resolve
-from freight.control.shelf import Shelf, kept_model, model_of, request_of, spec_of
+from freight.control.rights import check_allowed, check_registered, seen_by
+from freight.control.shelf import kept_model, model_of, request_of, results_name, spec_of
 from freight.control.uploads import Uploads
-from freight.core.job import Event, State, Totals
+from freight.control.webhooks import Webhooks
+from freight.core.account import Account
 from freight.core.model import ModelSpec
+from freight.core.openaifile import OPENAI
 from freight.core.view import JobRequest
-from freight.errors import Conflict, FreightError, Interrupted, OperationError, UserError, refusing
-from freight.store.catalog import JobRow
+from freight.errors import (
+    Conflict,
+    FreightError,
+    NoSuchUpload,
+    NotAllowed,
+    OperationError,
+    UserError,
+)
 from freight.store.database import Sharing, StorageFull, is_full
 from freight.store.files import sync_folder
+from freight.store.rows import JobRow
 
 log = logging.getLogger("freight.service")
 
 # An endpoint that does not answer is asked this often before a submission is refused.
 _ENDPOINT_TRIES: Final = 3
 _ENDPOINT_PAUSE_S: Final = 1.0
-_FULL_RETRY_S: Final = 5.0
 _SHOWN: Final = frozenset({"file", "typed"})
 _RANGES: Final = {
     "workers": (1, 10_000),
@@ -61,10 +70,28 @@ class Made:
 
 
 @dataclass(frozen=True, slots=True)
-class _Resolved:
-    """A request whose model was found, and the input that it is about."""
+class Terms:
+    """By which API a job comes, "" for Freight's own, and what that keeps about it.
 
+    Other APIs answer before the input was read: what is wrong with it fails the job. `job` is the id of the job to
+    make, where there is one already.
+    """
+
+    api: str = ""
+    more: dict[str, Any] = field(default_factory=dict[str, Any])
+    job: str | None = None
+
+
+OWN_TERMS: Final = Terms()
+
+
+@dataclass(frozen=True, slots=True)
+class _Resolved:
+    """A request whose model was found, the input that it is about, and who asks."""
+
+    account: Account
     request: JobRequest
+    terms: Terms
     model: ModelSpec
     upload: Path
     sha256: str
@@ -74,46 +101,58 @@ class _Resolved:
 class Submission:
     """Takes jobs in."""
 
-    def __init__(self, context: Context, shelf: Shelf, uploads: Uploads) -> None:
+    def __init__(
+        self, context: Context, reading: Reading, uploads: Uploads, quotas: Quotas, webhooks: Webhooks
+    ) -> None:
         self._context = context
-        self._shelf = shelf
+        self._quotas = quotas
+        self._webhooks = webhooks
+        self._reading = reading
         self._uploads = uploads
         # Held from looking whether a name or key is taken until it is.
         self._entering = asyncio.Lock()
-        self._reading: set[asyncio.Task[None]] = set()
 
-    async def submit(self, request: JobRequest, key: str | None) -> Made:
+    async def submit(self, account: Account, request: JobRequest, key: str | None, terms: Terms = OWN_TERMS) -> Made:
         """Make a job and return it once its input was checked; with the `key` of an earlier request, return that job.
 
-        Raises UserError for what is refused, which leaves no job.
+        On other than Freight's own terms it is returned at once.
+
+        Raises UserError for what is refused, NotAllowed and TooMany for what the user may not; neither leaves a job.
         """
         _check_options(request)
-        upload, sha256 = self._uploads.find(request.upload)
-        digest = _digest(request, sha256)
-        earlier = await self._earlier(key, digest)
+        check_allowed(account, request)
+        if request.notify is not None:
+            try:
+                await self._context.in_thread(self._webhooks.submit_check, request.notify)
+            except UserError as error:
+                raise error.about("notify") from None
+        upload, sha256 = self._uploads.find(account, request.upload)
+        digest = _digest(request, sha256, terms)
+        earlier = await self._earlier(account, key, digest)
         if earlier is not None:
-            return await self._found(earlier, request.upload)
-        resolved = await self._resolve(request, upload, sha256)
+            return await self._found(account, earlier, request.upload)
+        resolved = await self._resolve(account, request, terms, upload, sha256)
         async with self._entering:
-            earlier = await self._earlier(key, digest)
+            earlier = await self._earlier(account, key, digest)
             row = earlier or await self._enter(resolved, key, digest)
-            checking = self._context.checking.get(row.id) or (None if earlier else self.read(row))
+            checking = None if earlier else self._reading.begin(row, bool(terms.api))
         if earlier is not None:
-            return await self._found(earlier, request.upload)
+            return await self._found(account, earlier, request.upload)
         assert checking is not None
-        await _outcome(checking)
+        if not terms.api:
+            await outcome_of(checking)
         return Made(row.id, resolved.notes)
 
-    async def _found(self, earlier: JobRow, upload: str) -> Made:
+    async def _found(self, account: Account, earlier: JobRow, upload: str) -> Made:
         """Return the job that an earlier request with the same key made, once its input was checked."""
         checking = self._context.checking.get(earlier.id)
-        if checking is not None:
-            await _outcome(checking)
-        self._uploads.drop(upload)
+        if checking is not None and not earlier.api:
+            await outcome_of(checking)
+        self._uploads.drop(account, upload)
         return Made(earlier.id, is_new=False)
 
-    async def _earlier(self, key: str | None, digest: str) -> JobRow | None:
-        row = await self._context.write(self._context.catalog.requested, key) if key else None
+    async def _earlier(self, account: Account, key: str | None, digest: str) -> JobRow | None:
+        row = await self._context.write(self._context.catalog.requested, account.user, key) if key else None
         if row is not None and row.request_digest != digest:
             raise Conflict(
                 f"idempotency key {key!r} was used for another request, which made job {row.name}",
@@ -121,31 +160,63 @@ class Submission:
             )
         return row
 
-    async def _resolve(self, request: JobRequest, upload: Path, sha256: str) -> _Resolved:
+    async def _resolve(
+        self, account: Account, request: JobRequest, terms: Terms, upload: Path, sha256: str
+    ) -> _Resolved:
         """Check all that can be checked without reading the whole input."""
+        if terms.api == OPENAI:
+            return await self._resolve_batch(account, request, terms, upload, sha256)
         config = self._context.settings()
-        file = await self._context.in_thread(InputFile, upload, request.file or "the input")
+        shown = request.file or "the input"
+        sample = None if terms.api else await self._context.in_thread(self._sample, upload, shown, config)
+        seen = seen_by(account, config, request.pool)
+        name, why = choose_model(request.model, next(iter(sample.models), None) if sample else None, seen)
+        check_registered(account, name, config, request.pool)
+        model = await self._runnable(name, request, config)
+        if sample is not None:
+            check_models(shown, model, sample)
+        notes = tuple(note for note in (why, sample.budget_note() if sample else None) if note)
+        return _Resolved(account, request, terms, model, upload, sha256, notes)
+
+    async def _resolve_batch(
+        self, account: Account, request: JobRequest, terms: Terms, upload: Path, sha256: str
+    ) -> _Resolved:
+        """Find the model that a batch's records name. Where they name none that can run, the batch is there to fail."""
+        config, refusal = self._context.settings(), None
+        first = await self._context.in_thread(first_model, upload, config["limits.record_bytes"])
         try:
-            sample = await self._context.in_thread(inspect, file, config["limits.record_bytes"])
-        finally:
-            file.close()
-        name, why = choose_model(request.model, next(iter(sample.models), None), config)
+            model = await self._runnable(chosen_model(account, first, config), request, config)
+        except (UserError, NotAllowed) as error:
+            model, refusal = no_model(first), refusal_of(error)
+        found = {"is_enforced": config["openai.enforce_window"], "refusal": refusal}
+        more = msgspec.structs.replace(msgspec.convert(terms.more, BatchTerms), **found).more()
+        return _Resolved(account, request, replace(terms, more=more), model, upload, sha256, ())
+
+    async def _runnable(self, name: str, request: JobRequest, config: Config) -> ModelSpec:
+        """Return the model that `name` stands for; raise UserError for one that no device here is enough for."""
         model = await _model(name, request, config)
         await self._context.in_thread(check_place, "the job", model, request.gpus, self._context.devices)
-        check_models(file.shown, model, sample)
-        notes = tuple(note for note in (why, sample.budget_note()) if note)
-        return _Resolved(request, model, upload, sha256, notes)
+        return model
 
-    async def renewed(self, row: JobRow) -> dict[str, Any]:
+    def _sample(self, upload: Path, shown: str, config: Config) -> Sample:
+        file = InputFile(upload, shown)
+        try:
+            return inspect(file, config["limits.record_bytes"])
+        finally:
+            file.close()
+
+    async def renewed(self, account: Account, row: JobRow) -> dict[str, Any]:
         """Return a job's spec for going on, with its model's entry as it is now, unless that would mix answers.
 
-        Where the entry is gone, or now means something that may answer otherwise, a job that has answers keeps the
-        entry that it was submitted with.
+        Where the entry is gone or not for the user, or now means something that may answer otherwise, a job that has
+        answers keeps the entry that it was submitted with.
         """
-        request, before = request_of(row), model_of(row)
+        request, before, config = request_of(row), model_of(row), self._context.settings()
+        name = request.model or before.name
         try:
-            model = await _model(request.model or before.name, request, self._context.settings())
-            await self._context.in_thread(check_place, "the job", model, request.gpus, self._context.devices)
+            # The name may be another model's by now.
+            check_registered(account, name, config, request.pool)
+            model = await self._runnable(name, request, config)
             if model.identity != before.identity and await self._context.in_thread(self._has_answers, row.id):
                 return row.spec
         except FreightError:
@@ -161,8 +232,9 @@ class Submission:
 
     async def _enter(self, resolved: _Resolved, key: str | None, digest: str) -> JobRow:
         """Give the job its entry; its input is in its folder before that, so that no entry is without one."""
-        context, request = self._context, resolved.request
-        names = set(await context.write(context.catalog.names))
+        context, request, account = self._context, resolved.request, resolved.account
+        await self._quotas.check_active(account)
+        names = set(await context.write(context.catalog.names_of, account.user))
         name = request.name or readable_name(random.choice, names.__contains__)
         if name in names:
             raise Conflict(
@@ -170,9 +242,11 @@ class Submission:
                 f"choose another name, or delete that one: freight batch delete {name}",
             )
         request = replace(request, name=name)
+        more = resolved.terms.more
         if request.output:
-            _check_output(Path(request.output), f"{name}-results.jsonl")
-        job = str(uuid.uuid4())
+            output = Path(request.output)
+            more = more | await context.in_thread(place_output, account, output, results_name(name), context.settings())
+        job = resolved.terms.job or str(uuid.uuid4())
         try:
             await context.in_thread(self._move_in, job, resolved.upload)
         except OSError as error:
@@ -182,12 +256,14 @@ class Submission:
                     "no space left for the job", "free some space where the service keeps its data"
                 ) from error
             raise OperationError(f"the job cannot be kept: {error.strerror}", "see freight doctor") from error
-        spec = spec_of(request, resolved.model, resolved.sha256, context.folder.input(job).stat().st_size)
+        size = context.folder.input(job).stat().st_size
+        spec = spec_of(request, resolved.model, resolved.sha256, size, self._quotas.most_records(account), more)
         try:
             return await context.write(
                 lambda: context.catalog.add(
                     job, spec, None, None, time.time(), name=name, model=resolved.model.name,
                     priority=request.priority, request_key=key, request_digest=digest if key else None,
+                    user=account.user, api=resolved.terms.api,
                 )
             )  # fmt: skip
         except FreightError:
@@ -197,122 +273,11 @@ class Submission:
     def _move_in(self, job: str, upload: Path) -> None:
         target = self._context.folder.input(job)
         if not upload.exists():
-            raise UserError("the upload was used by another job", "send the input again; one upload makes one job")
+            raise NoSuchUpload("the upload was used by another job", "send the input again; one upload makes one job")
         target.parent.mkdir(mode=0o700)
         upload.rename(target)
         sync_folder(target.parent)
         sync_folder(target.parent.parent)
-
-    def read(self, row: JobRow, again: bool = False) -> Checking:
-        """Begin to read the input of a job that is in VALIDATING; `again`: nobody waits for it any more."""
-        checking = self._context.checking[row.id] = Checking(row)
-        task = asyncio.create_task(self._read(checking, again))
-        self._reading.add(task)
-        task.add_done_callback(self._reading.discard)
-        return checking
-
-    async def join(self) -> None:
-        """Wait until no input is being read."""
-        await asyncio.gather(*self._reading, return_exceptions=True)
-
-    async def _read(self, checking: Checking, again: bool) -> None:
-        job = checking.row.id
-        try:
-            await self._check_in(checking, again)
-        except Interrupted:
-            checking.refused = OperationError(
-                f"the service is ending; job {checking.row.name} is kept and goes on at its next start"
-            )
-        except FreightError as error:
-            checking.refused = error
-            await self._refuse(checking, error, again)
-        except Exception as error:
-            # Without the error's own words, which may quote a record.
-            frames = "".join(traceback.format_tb(error.__traceback__))
-            log.error("job %s: a bug in reading its input: %s\n%s", job, type(error).__name__, frames)
-            checking.refused = error
-            await self._refuse(checking, OperationError(f"a bug: {type(error).__name__}"), again)
-        finally:
-            del self._context.checking[job]
-            checking.ended.set()
-
-    async def _check_in(self, checking: Checking, again: bool) -> None:
-        """Read the input, and put the job into the queue."""
-        context = self._context
-        while True:
-            try:
-                scanning = asyncio.get_running_loop().run_in_executor(context.scanners, self._scan, checking.row)
-                index = await scanning
-                totals = await context.in_thread(self._totals, checking.row.id)
-                outcome: dict[str, Any] = {"outputs": [], **counts_of(totals)}
-                await context.write(context.catalog.set_records, checking.row.id, index.records, outcome)
-                break
-            except StorageFull:
-                if not again:
-                    raise
-                await _pause(context.stopping, _FULL_RETRY_S)
-        waiting = await self._shelf.waiting(
-            msgspec.structs.replace(checking.row, records=index.records, outcome=outcome)
-        )
-        async with context.plane.deciding:
-            checking.row = msgspec.structs.replace(checking.row, records=index.records, outcome=outcome)
-            if checking.row.state == State.VALIDATING:
-                await context.plane.apply.happened(checking, Event.ACCEPTED)
-            # It may have been cancelled meanwhile: the planner sees to that.
-            waiting.row = checking.row
-            self._shelf.put(waiting)
-
-    def _scan(self, row: JobRow) -> Index:
-        context, config = self._context, self._context.settings()
-        request = request_of(row)
-        results = context.writer.submit(context.folder.open_results, row.id, Sharing.WRITER).result()
-        strict: list[Problem] = []
-
-        def keep(problems: list[Problem]) -> None:
-            if request.strict:
-                strict.extend(problems)
-            else:
-                context.writer.submit(results.put, [problem.line() for problem in problems], 0).result()
-
-        file = None
-        try:
-            file = InputFile(context.folder.input(row.id), request.file or "the input")
-            rules = intake_rules(config, model_of(row))
-            index = scan(file, rules, intake_limits(config), keep, context.stopping.is_set)
-            if strict:
-                raise UserError(listing(file.shown, strict), "correct these lines, or leave out --strict")
-            index.save(context.folder.index(row.id))
-            return index
-        finally:
-            if file is not None:
-                file.close()
-            context.writer.submit(results.close).result()
-
-    def _totals(self, job: str) -> Totals:
-        results = self._context.folder.open_results(job, Sharing.READER)
-        try:
-            return results.totals()
-        finally:
-            results.close()
-
-    async def _refuse(self, checking: Checking, error: FreightError, again: bool) -> None:
-        """Leave no job of a refused input; where nobody waits for the answer any more, a failed one that says why."""
-        context, job = self._context, checking.row.id
-        async with context.plane.deciding:
-            if not again:
-                await context.write(context.catalog.delete, job)
-                await context.in_thread(context.folder.forget, job)
-            elif checking.row.state == State.VALIDATING:
-                await context.plane.apply.happened(checking, Event.REFUSED, error.message)
-            else:
-                await context.plane.apply.happened(checking, Event.WORKERS_GONE)
-
-
-async def _outcome(checking: Checking) -> None:
-    """Wait until an input was checked; raise what it was refused for."""
-    await checking.ended.wait()
-    if checking.refused is not None:
-        raise checking.refused
 
 
 async def _model(name: str, request: JobRequest, config: Config) -> ModelSpec:
@@ -324,12 +289,14 @@ async def _model(name: str, request: JobRequest, config: Config) -> ModelSpec:
     return model
 
 
-def _digest(request: JobRequest, sha256: str) -> str:
+def _digest(request: JobRequest, sha256: str, terms: Terms) -> str:
     """Return what tells a request from another that would make a different job; what is for showing counts not."""
     asked = asdict(request)
     default = asdict(JobRequest(upload=""))
     given = {key: value for key, value in sorted(asked.items()) if value != default[key] and key not in _SHOWN}
-    return hashlib.sha256(msgspec.json.encode([given | {"upload": sha256}])).hexdigest()
+    return hashlib.sha256(
+        msgspec.json.encode([given | {"upload": sha256}, *([terms.api, terms.more] if terms.api else [])])
+    ).hexdigest()
 
 
 class _Patience:
@@ -345,21 +312,12 @@ class _Patience:
         await asyncio.sleep(_ENDPOINT_PAUSE_S)
 
 
-async def _pause(stopping: asyncio.Event, seconds: float) -> None:
-    try:
-        async with asyncio.timeout(seconds):
-            await stopping.wait()
-    except TimeoutError:
-        return
-    raise Interrupted("the service is ending")
-
-
 def _check_options(request: JobRequest) -> None:
-    for field, value in asdict(request).items():
+    for name, value in asdict(request).items():
         try:
             str(value).encode()
         except UnicodeEncodeError:
-            raise UserError(f"{field} is not valid Unicode", "correct the request") from None
+            raise UserError(f"{name} is not valid Unicode", "correct the request") from None
     if request.name is not None:
         check_name(request.name)
     if request.output is not None and not Path(request.output).is_absolute():
@@ -370,16 +328,3 @@ def _check_options(request: JobRequest) -> None:
         value = getattr(request, name)
         if value is not None and not least <= value <= most:
             raise UserError(f"{name} is {value}", f"{name} must be from {least:g} to {most:g}")
-
-
-def _check_output(folder: Path, name: str) -> None:
-    """Raise UserError for a folder into which the results file could not go."""
-    with refusing(f"cannot write results into {folder}", "choose another folder for --output"):
-        if not folder.is_dir():
-            raise UserError(f"the output folder {folder} does not exist", f"make it first: mkdir -p {folder}")
-        if not os.access(folder, os.W_OK | os.X_OK):
-            raise UserError(f"cannot write to the output folder {folder}", "choose another for --output")
-        with tempfile.TemporaryFile(dir=folder):
-            pass  # Some folders that may be written to take no file all the same.
-        if os.path.lexists(folder / name):
-            raise UserError(f"{folder / name} exists", "move it away, or choose another folder or name")

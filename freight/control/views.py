@@ -4,7 +4,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, Final
 
 from freight.control.context import Checking
 from freight.control.jobrun import JobRun
@@ -14,9 +14,12 @@ from freight.control.workerrun import WorkerRun
 from freight.core.job import FINAL, Totals, running_s
 from freight.core.progress import Progress
 from freight.core.view import FailureKind, JobEvent, JobStatus, JobSummary, WorkerStatus
-from freight.store.catalog import EventRow, JobRow
+from freight.core.webhook import receiver_of
 from freight.store.results import Failure
+from freight.store.rows import EventRow, JobRow
 
+# What is said of a job to those whose it is not.
+OTHERS_JOB: Final = "another user's job"
 InHand = JobRun | WaitingJob | Checking | None
 # What of a request is an option of the job, and not said elsewhere.
 _OPTIONS = (
@@ -56,6 +59,7 @@ def _summary(row: JobRow, hand: InHand) -> dict[str, Any]:
     return {
         "id": row.id,
         "name": row.name or "",
+        "user": row.user,
         "model": row.model,
         "state": row.state.value,
         "reason": reason_of(row, hand),
@@ -87,6 +91,7 @@ def status(row: JobRow, hand: InHand, events: Sequence[EventRow], failures: Sequ
         sha256=row.spec["input"]["sha256"],
         options={key: asked[key] for key in _OPTIONS},
         output=str(output) if output else None,
+        notify=receiver_of(request.notify) if request.notify else None,
         ran_s=_ran_s(row, hand, events),
         cut=totals.cut,
         input_tokens=totals.input_tokens,
@@ -118,6 +123,23 @@ def _pace(progress: Progress | None) -> dict[str, Any]:
     }
 
 
+def others_worker(worker: WorkerRun, is_pinned: bool, is_public: bool) -> WorkerStatus:
+    """Return a worker of another user's job: that it is there, and its model where that `is_public`."""
+    return WorkerStatus(
+        id=worker.id,
+        model=worker.model if is_public else "",
+        place=worker.place() if worker.devices else "",
+        phase="stopping" if worker.stopping else worker.phase.value,
+        note="",
+        job=OTHERS_JOB,
+        number=None,
+        in_flight=worker.in_flight,
+        started_at=when(worker.started_at) or "",
+        devices=list(worker.devices),
+        pinned=is_pinned,
+    )
+
+
 def worker_status(worker: WorkerRun, is_pinned: bool) -> WorkerStatus:
     """Return a worker in the words of the API."""
     job, load = worker.job, worker.load
@@ -133,6 +155,7 @@ def worker_status(worker: WorkerRun, is_pinned: bool) -> WorkerStatus:
         started_at=when(worker.started_at) or "",
         devices=list(worker.devices),
         pinned=is_pinned,
+        user=job.row.user if job is not None else None,
         running=load.running if load else None,
         waiting=load.waiting if load else None,
         cache_use=load.cache_use if load else None,

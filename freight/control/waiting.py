@@ -4,11 +4,12 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
 from freight.control.jobrun import JobOptions, JobRun, places_of
+from freight.control.overtime import overtime
 from freight.control.placing import needs_device
 from freight.core.job import Totals
 from freight.core.model import ModelSpec
 from freight.core.snapshot import JobView, Need
-from freight.store.catalog import JobRow
+from freight.store.rows import JobRow
 
 
 @dataclass(slots=True)
@@ -33,7 +34,6 @@ class WaitingJob:
 
     def view(self) -> JobView:
         """Return the job as the planner sees it."""
-        timeout_s = self.options.timeout_s
         return JobView(
             id=self.row.id,
             state=self.row.state,
@@ -41,9 +41,10 @@ class WaitingJob:
             needs_device=needs_device(self.model),
             workers=self.options.workers or 1,
             left=self.left,
-            out_of_time=bool(timeout_s) and self.ran_s >= timeout_s,
+            out_of_time=bool(overtime(self.row, self.options.timeout_s, self.ran_s)),
             broken=self.failure,
             name=self.row.name or "",
+            user=self.row.user,
             launch=self.launch,
             need=self.need,
         )

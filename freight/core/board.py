@@ -24,6 +24,18 @@ _NOTHING: Final = Need()
 
 
 @dataclass(frozen=True, slots=True)
+class _Holder:
+    """Who has a place: what they are called, and the user who alone may know that (None: everybody may)."""
+
+    called: str
+    user: str | None = None
+
+    def told_to(self, user: str | None) -> str:
+        """Return what a user is told (None: whoever sees everything)."""
+        return self.called if user is None or self.user in (None, user) else "another user's job"
+
+
+@dataclass(frozen=True, slots=True)
 class _Asker:
     """A job or a pinned model that asks for workers: what it is called, and where these can be.
 
@@ -31,7 +43,7 @@ class _Asker:
     """
 
     id: str
-    called: str
+    called: _Holder
     need: Need
     places: tuple[str, ...]
     troubles: tuple[Trouble, ...]
@@ -55,12 +67,12 @@ class Board:
         self._now = now
         self._snapshot = snapshot
         self._labels = {device.id: device.label or device.id for device in snapshot.devices}
-        self._held = {device.id: device.held_by for device in snapshot.devices if device.held_by}
+        self._held = {device.id: _Holder(device.held_by) for device in snapshot.devices if device.held_by}
         # Places that are not given back by themselves.
         self._lasting = set(self._held)
         self._pinned = _protected(snapshot)
         # Place -> who it is kept for: the asker's id, and what it is called.
-        self._kept: dict[str, tuple[str, str]] = {}
+        self._kept: dict[str, tuple[str, _Holder]] = {}
         # Places of warm workers that are ending.
         self._coming: list[str] = []
         self._warm: list[WarmView] = []
@@ -83,7 +95,7 @@ class Board:
         self._waiting: Counter[tuple[str, ...]] = Counter()
         self._waiting_launches: Counter[str] = Counter()
         self._ahead: dict[str, int] = {}
-        self._obstacles: dict[tuple[tuple[str, ...], int], str] = {}
+        self._obstacles: dict[tuple[tuple[str, ...], int, str | None], str] = {}
 
     def _note_workers(self) -> None:
         for job in self._snapshot.jobs:
@@ -94,7 +106,7 @@ class Board:
             self._there[job.launch] += len(job.live)
         for worker in self._snapshot.warm:
             is_pinned = worker.id in self._pinned
-            self._hold(worker.places, f"the {'pinned' if is_pinned else 'warm'} model {worker.model}")
+            self._hold(worker.places, _Holder(f"the {'pinned' if is_pinned else 'warm'} model {worker.model}"))
             self._lasting.update(worker.places if is_pinned else ())
             if worker.stopping:
                 self._coming += worker.places
@@ -103,7 +115,7 @@ class Board:
                 if worker.is_known:
                     self._warm.append(worker)
 
-    def _hold(self, places: Iterable[str], holder: str) -> None:
+    def _hold(self, places: Iterable[str], holder: _Holder) -> None:
         self._held.update(dict.fromkeys(places, holder))
 
     def given(self, job: JobView) -> int:
@@ -153,7 +165,8 @@ class Board:
 
     def _pin_asker(self, pin: PinView) -> _Asker:
         places = self._fitting(pin.need)
-        return _Asker(f"pin {pin.model}", f"the pinned model {pin.model}", pin.need, places, pin.troubles)
+        called = _Holder(f"the pinned model {pin.model}")
+        return _Asker(f"pin {pin.model}", called, pin.need, places, pin.troubles)
 
     def _fitting(self, need: Need) -> tuple[str, ...]:
         return self._gpus if need.gpus else self._others
@@ -281,9 +294,9 @@ class Board:
         return waits(asker.need, ahead, self._find_obstacles(asker))
 
     def _find_obstacles(self, asker: _Asker) -> str:
-        """Return what is in the way; it is looked up once for all who want the same places and have kept none."""
+        """Return what is in the way; it is looked up once for all of a user's who want the same and have kept none."""
         turn = self._turns.get(asker.id, self._asked)
-        key = (asker.places, bisect(self._keepers, turn))
+        key = (asker.places, bisect(self._keepers, turn), asker.called.user)
         is_special = bool(asker.troubles) or turn in self._keepers
         if is_special or key not in self._obstacles:
             places = {place: self._what_is_on(place, asker) for place in asker.places}
@@ -302,15 +315,15 @@ class Board:
 
     def _what_is_on(self, place: str, asker: _Asker) -> str:
         """Return what keeps a place from somebody; what is kept for himself is not in his way, but what is on it is."""
-        kept_for, called = self._kept.get(place, (asker.id, ""))
+        kept_for, called = self._kept.get(place, (asker.id, asker.called))
         is_ahead = self._turns.get(kept_for, 0) < self._turns.get(asker.id, 0)
         if kept_for != asker.id and (is_ahead or place not in self._held):
-            return f"kept for {called}"
-        return f"held by {self._held[place]}" if place in self._held else ""
+            return f"kept for {called.told_to(asker.called.user)}"
+        return f"held by {self._held[place].told_to(asker.called.user)}" if place in self._held else ""
 
 
-def _called(job: JobView) -> str:
-    return job.name or "another job"
+def _called(job: JobView) -> _Holder:
+    return _Holder(job.name or "another job", job.user)
 
 
 def _protected(snapshot: Snapshot) -> frozenset[str]:

@@ -4,6 +4,7 @@ from enum import StrEnum
 from typing import Annotated
 
 import msgspec
+from msgspec import Meta
 
 from freight.core.record import ModelName
 
@@ -19,26 +20,22 @@ class EngineName(StrEnum):
 
 
 class ModelEntry(msgspec.Struct, forbid_unknown_fields=True, frozen=True, omit_defaults=True):
-    """A model as the configuration or the registry has it.
+    """A model as the configuration or the registry has it; what each key is for stands beside it."""
 
-    `context` is in tokens per request; `gpus` per worker. `args` are the engine's own arguments, `executable` its
-    program: a file, or the folder of a virtual environment. `api_key_file` and `api_key_env` say where an
-    endpoint's key is. `env` holds variables for a server that Freight starts.
-    """
-
-    engine: EngineName
-    source: str | list[str] = ""
-    gpus: Annotated[int, msgspec.Meta(ge=0)] | None = None
-    context: Annotated[int, msgspec.Meta(ge=1)] | None = None
-    batch: bool = False
-    aliases: list[str] = []
-    args: list[str] = []
-    executable: str | None = None
-    prompt_cache: bool = False
-    command: list[str] = []
-    env: dict[str, str] = {}
-    api_key_file: str | None = None
-    api_key_env: str | None = None
+    engine: Annotated[EngineName, Meta(description="its server: llamacpp, vllm, sglang, endpoint or command")]
+    source: Annotated[str | list[str], Meta(description="a .gguf file, a folder, ORG/NAME of a hub, or URLs")] = ""
+    gpus: Annotated[Annotated[int, Meta(ge=0)] | None, Meta(description="GPUs for each worker; 0 for the CPU")] = None
+    context: Annotated[Annotated[int, Meta(ge=1)] | None, Meta(description="tokens for each request")] = None
+    batch: Annotated[bool, Meta(description="whether the facility API may run it")] = False
+    aliases: Annotated[list[str], Meta(description="other names for it, which no other model has")] = []
+    args: Annotated[list[str], Meta(description="more arguments for its server")] = []
+    executable: Annotated[str | None, Meta(description="its server's program, or its virtual environment")] = None
+    prompt_cache: Annotated[bool, Meta(description="whether llama.cpp reuses the cache of earlier prompts")] = False
+    command: Annotated[list[str], Meta(description="the whole command line of engine command")] = []
+    env: Annotated[dict[str, str], Meta(description="variables for a server that Freight starts")] = {}
+    api_key_file: Annotated[str | None, Meta(description="the file that holds an endpoint's key")] = None
+    api_key_env: Annotated[str | None, Meta(description="the variable that holds an endpoint's key")] = None
+    groups: Annotated[list[str], Meta(description="groups whose members alone may run it; none: for all")] = []
 
     def sources(self) -> list[str]:
         """Return the sources as a list; an entry without any has none."""

@@ -57,12 +57,13 @@ class Rules:
     """What this job's lines must obey.
 
     `models`: the names a record's own `model` may have; None when any will do.
-    `media_hosts`: hosts from which https media may come.
+    `media_hosts`: hosts from which https media may come. `endpoint`: what all are for, None for any.
     """
 
     models: frozenset[str] | None = None
     media_hosts: frozenset[str] = frozenset()
     model: str = ""
+    endpoint: Endpoint | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +130,7 @@ def check_line(line: bytes, rules: Rules) -> Request | Rejection:
             raise _Refused("invalid_body", "body must be an object" if raw_body else "body is missing")
         body = _decode_body(raw_body)
         endpoint = _endpoint(bytes(envelope.url), body)
+        _check_endpoint(endpoint, rules)
         _check_stream(bytes(body.stream))
         _check_model(bytes(body.model), rules)
         problem = media_problem(raw_body, rules.media_hosts)
@@ -211,6 +213,12 @@ def _endpoint(token: bytes, body: _Body) -> Endpoint:
     if endpoint is None:
         raise _Refused("invalid_url", f"url is {_shown(token)}; accepted are {', '.join(PATHS.values())}")
     return endpoint
+
+
+def _check_endpoint(endpoint: Endpoint, rules: Rules) -> None:
+    if rules.endpoint is not None and endpoint is not rules.endpoint:
+        words = f"the record is for {PATHS[endpoint]}; all of this batch are for {PATHS[rules.endpoint]}"
+        raise _Refused("invalid_url", words)
 
 
 def _check_stream(token: bytes) -> None:

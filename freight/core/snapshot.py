@@ -117,7 +117,8 @@ class JobView:
     `workers` is the number asked for, `live` those that it has. `troubles` are the places where its workers would not
     start; `was_ready` says that one did, once. `left` is the number of records not done. `blocked` is why it cannot go
     on by itself ("" when it can), `out_of_time` whether its time has run out, `broken` why it can never go on.
-    `launch` is equal for jobs that one server can serve as it is. `need` counts where it `needs_device`.
+    `launch` is equal for jobs that one server can serve as it is. `need` counts where it `needs_device`. Its name is
+    told to no other user than its own.
     """
 
     id: str
@@ -135,6 +136,7 @@ class JobView:
     launch: str = ""
     need: Need = Need()
     was_ready: bool = False
+    user: str = ""
 
     def places(self, devices: tuple[DeviceView, ...]) -> tuple[str, ...]:
         """Return where its workers can be: on devices, or one at each URL of an endpoint."""

@@ -11,16 +11,18 @@ IDEMPOTENCY_HEADER: Final = "Idempotency-Key"
 # On results: how many records have a line in them, of how many.
 DONE_HEADER: Final = "Freight-Records-Done"
 TOTAL_HEADER: Final = "Freight-Records-Total"
+# The state of the job whose they are.
+STATE_HEADER: Final = "Freight-Job-State"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerInfo:
-    """The service that answers: its version, its process, and the folder that it owns."""
+    """The service that answers: its version, and for admins its process and the folder that it owns."""
 
     version: str
     api_version: int
-    pid: int
-    data_folder: str
+    pid: int | None = None
+    data_folder: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,7 +41,7 @@ class JobRequest:
 
     `model` None means the first record's, if it is registered, or the default. `typed` is the model in the user's
     own words where `model` was made absolute, `file` the input's name for showing. `output` is a folder on the
-    service's machine into which the results file goes at the end.
+    service's machine into which the results file goes at the end, `notify` a URL that is told of the end.
     """
 
     # For the server's reading of requests: what it does not know it refuses.
@@ -60,14 +62,16 @@ class JobRequest:
     ignore_record_model: bool = False
     priority: int = 0
     output: str | None = None
+    notify: str | None = field(default=None, repr=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobSummary:
-    """A job in a list. `records` is None until the input was read; `done` counts failed records too."""
+    """A job in a list, and whose it is. `records` is None until the input was read; `done` counts failed ones, too."""
 
     id: str
     name: str
+    user: str
     model: str
     state: str
     reason: str
@@ -102,8 +106,8 @@ class JobEvent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerStatus:
-    """A worker. `place` is its devices or its URL; `job` is None for one that keeps its model warm; `number` is its
-    place among its job's workers, from 1, as in `freight logs --worker`.
+    """A worker. `place` is its devices or its URL; `job` is None for one that keeps its model warm, `user` is whose the
+    job is; `number` is its place among its job's workers, from 1, as in `freight logs --worker`.
 
     `running`, `waiting` and `cache_use` (a share) are what its server says of itself, where it does. `pinned`: its
     model is to be up always.
@@ -120,6 +124,7 @@ class WorkerStatus:
     started_at: str
     devices: list[str] = field(default_factory=list[str])
     pinned: bool = False
+    user: str | None = None
     running: int | None = None
     waiting: int | None = None
     cache_use: float | None = None
@@ -127,13 +132,14 @@ class WorkerStatus:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobStatus(JobSummary):
-    """All about one job."""
+    """All about one job. `notify` is the server that is told of its end: the URL's other parts may be secrets."""
 
     file: str
     bytes: int
     sha256: str
     options: dict[str, Any] = field(default_factory=dict[str, Any])
     output: str | None = None
+    notify: str | None = None
     ran_s: float = 0.0
     cut: int = 0
     input_tokens: int = 0
@@ -167,6 +173,14 @@ class JobPage:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class NameList:
+    """The names of jobs, in order. `next` is for `after` in the next request; None at the end."""
+
+    names: list[str]
+    next: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PinStatus:
     """A pinned model: `workers` of it are to be up, `up` are; `reason` says why there are fewer ("" where all are)."""
 
@@ -178,10 +192,14 @@ class PinStatus:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerList:
-    """The workers there are now, those of jobs and warm ones, and the models that are pinned."""
+    """The workers there are now, those of jobs and warm ones, the oldest first, and the models that are pinned.
+
+    `next` is for `after` in the next request; None at the end.
+    """
 
     workers: list[WorkerStatus]
     pins: list[PinStatus] = field(default_factory=list[PinStatus])
+    next: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -206,9 +224,79 @@ class DeviceStatus:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceList:
-    """The devices of the service's machine."""
+    """The devices of the service's machine. `next` is for `after` in the next request; None at the end."""
 
     devices: list[DeviceStatus]
+    next: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelInfo:
+    """A model that the one who asks may run. `batch` says that the facility API runs it; `gpus` are those of one worker
+    and `context` is in tokens, None where the engine chooses. `groups` is for admins: who may run it, if not all.
+    """
+
+    name: str
+    engine: str
+    aliases: list[str]
+    batch: bool
+    gpus: int | None = None
+    context: int | None = None
+    groups: list[str] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelList:
+    """Models, by their names. `next` is for `after` in the next request; None at the end."""
+
+    models: list[ModelInfo]
+    next: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenRequest:
+    """A token to make for a user, good for `expires_s` seconds (None: until it is revoked); `label` is for showing.
+
+    Who shows it is in `groups`.
+    """
+
+    __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012
+
+    user: str
+    role: str = "user"
+    expires_s: float | None = None
+    label: str = ""
+    groups: list[str] = field(default_factory=list[str])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenInfo:
+    """A token, but for itself. `expires_at` is None where it does not; `used_on` is the last day (UTC) of its use."""
+
+    id: str
+    user: str
+    role: str
+    label: str
+    created_at: str
+    expires_at: str | None
+    used_on: str | None
+    groups: list[str] = field(default_factory=list[str])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenMade:
+    """A token that was made: this once it is told itself."""
+
+    token: str = field(repr=False)
+    info: TokenInfo
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenList:
+    """Tokens, the oldest first. `next` is for `after` in the next request; None at the end."""
+
+    tokens: list[TokenInfo]
+    next: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -225,3 +313,20 @@ class ErrorReply:
     """The body of every answer that is no success."""
 
     error: ErrorBody
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenAIErrorBody:
+    """What went wrong, as OpenAI's clients read it. `param` is the field of the request that is wrong, if one is."""
+
+    message: str
+    type: str
+    param: str | None
+    code: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenAIErrorReply:
+    """The body of every answer of the OpenAI API that is no success."""
+
+    error: OpenAIErrorBody

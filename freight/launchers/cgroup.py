@@ -112,6 +112,13 @@ def make_group(worker: str) -> Group | None:
     return group
 
 
+def group_of(worker: str) -> Group | None:
+    """Return the group that `make_group` made for a worker; None where there is none."""
+    check_name(worker)
+    own = own_folder()
+    return None if own is None else find_group(own / f"{PREFIX}{worker}")
+
+
 def find_group(path: Path | str) -> Group | None:
     """Return a worker's group that an earlier control plane had; None when it is gone or is not this user's.
 

@@ -16,7 +16,7 @@ import msgspec
 from freight.core.device import Device, Holder, Usage
 from freight.errors import LauncherError, OutOfResources
 from freight.launchers.base import Remains, WorkerPlace
-from freight.launchers.cgroup import Group, find_group, make_group
+from freight.launchers.cgroup import Group, find_group, group_of, make_group
 from freight.launchers.hold import Hold, Holds, Looks, read_hold
 from freight.launchers.processes import KEEPS_MARKER, MARKER, kill, marked
 from freight.launchers.systemd import scope_path, scope_prefix
@@ -191,7 +191,8 @@ class LocalLauncher:
         Returns its devices that are not as before after `within_s`; they stay held here.
         """
         known = msgspec.convert(identity, WorkerIdentity) if identity else None
-        group = find_group(Path(known.group)) if known and known.group else None
+        # Of one whose start was not written down to its end there may be a group all the same.
+        group = group_of(worker) if known is None else find_group(Path(known.group)) if known.group else None
         until = time.monotonic() + within_s
         empty = 0
         while empty < 2:

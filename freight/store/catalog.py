@@ -6,33 +6,59 @@ from typing import Any, Final
 
 import msgspec
 
-from freight.core.job import FINAL, Event, Note, State, advance
+from freight.core.job import FINAL, Event, Note, State
+from freight.core.openaifile import OPENAI, parts_of
+from freight.core.webhook import letter_of
 from freight.store.database import Database, Sharing, open_database, transaction
+from freight.store.filetable import FileTable
 from freight.store.folder import Locking
+from freight.store.jobfilter import JobFilter
+from freight.store.outbox import Outbox
+from freight.store.rows import EventRow, JobRow, QuarantineRow, StintRow, WorkerRow, moved
+from freight.store.timeline import Timeline
+from freight.store.tokens import TokenTable
 
 _COLUMNS: Final = (
     "id, state, reason, epoch, retried, created_at, spec, records, outcome, "
-    "name, model, priority, request_key, request_digest, started_at, finished_at"
+    "name, model, priority, request_key, request_digest, started_at, finished_at, user, api"
 )
 _ADD: Final = """
-INSERT INTO job (id, state, created_at, spec, records, outcome, name, model, priority, request_key, request_digest)
-VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+INSERT INTO job
+    (id, state, created_at, spec, records, outcome, name, model, priority, request_key, request_digest, user,
+     api)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
 """
 _GET: Final = f"SELECT {_COLUMNS} FROM job WHERE id = ?"
-_NAMED: Final = f"SELECT {_COLUMNS} FROM job WHERE name = ?"
-_KEYED: Final = f"SELECT {_COLUMNS} FROM job WHERE request_key = ?"
+_NAMED: Final = f"SELECT {_COLUMNS} FROM job WHERE user = ? AND name = ?"
+_ALL_NAMED: Final = f"SELECT {_COLUMNS} FROM job WHERE name = ? ORDER BY user LIMIT 10"
+_KEYED: Final = f"SELECT {_COLUMNS} FROM job WHERE user = ? AND request_key = ?"
 # An id's characters sort below '~', so that this is a range of the primary key.
-_PREFIXED: Final = f"SELECT {_COLUMNS} FROM job WHERE id >= ?1 AND id < ?1 || '~' LIMIT 2"
+_PREFIXED: Final = f"SELECT {_COLUMNS} FROM job WHERE id >= ?1 AND id < ?1 || '~' AND (?2 IS NULL OR user = ?2) LIMIT 2"
 _ALL: Final = f"SELECT {_COLUMNS} FROM job ORDER BY created_at, id"
 _UNFINISHED: Final = (
     f"SELECT {_COLUMNS} FROM job WHERE state NOT IN ('COMPLETED', 'FAILED', 'CANCELLED', 'TIMED_OUT') "
     "ORDER BY created_at, id"
 )
 _PAGE: Final = (
-    f"SELECT {_COLUMNS} FROM job WHERE (created_at, id) < (?, ?) AND state IN (SELECT value FROM json_each(?)) "
-    "ORDER BY created_at DESC, id DESC LIMIT ?"
+    f"SELECT {_COLUMNS} FROM job WHERE (created_at, id) < (?, ?) AND {{}} ORDER BY created_at DESC, id DESC LIMIT ?"
 )
-_NAMES: Final = "SELECT name FROM job WHERE name IS NOT NULL ORDER BY name"
+_PAGE_OF_API: Final = (
+    f"SELECT {_COLUMNS} FROM job WHERE api = ? AND user = ? AND (created_at, id) < (?, ?) AND api <> '' "
+    "AND state IN (SELECT value FROM json_each(?)) ORDER BY created_at DESC, id DESC LIMIT ?"
+)
+_LAST_ENDED_OF_API: Final = (
+    f"SELECT {_COLUMNS} FROM job WHERE api = ? AND finished_at IS NOT NULL ORDER BY finished_at DESC LIMIT ?"
+)
+_NAMES: Final = (
+    "SELECT user, name FROM job WHERE name IS NOT NULL AND (name, user) > (?, ?) ORDER BY name, user LIMIT ?"
+)
+_NAMES_OF: Final = "SELECT user, name FROM job WHERE user = ? AND name IS NOT NULL AND name > ? ORDER BY name LIMIT ?"
+_ALL_NAMES_OF: Final = "SELECT name FROM job WHERE user = ? AND name IS NOT NULL ORDER BY name"
+_IDS_OF: Final = "SELECT id FROM job WHERE user = ?"
+_ACTIVE: Final = (
+    "SELECT count(*) FROM job WHERE user = ? AND state NOT IN ('COMPLETED', 'FAILED', 'CANCELLED', 'TIMED_OUT')"
+)
+_ADOPT: Final = "UPDATE job SET user = ? WHERE user = ''"
 _OLD: Final = "SELECT id FROM job WHERE finished_at < ? ORDER BY finished_at"
 _MOVE: Final = (
     "UPDATE job SET state = ?, reason = ?, epoch = ?, retried = ?, started_at = ?, finished_at = ? WHERE id = ?"
@@ -79,101 +105,15 @@ _PINS: Final = "SELECT model, workers FROM pin ORDER BY model"
 _UNPIN: Final = "DELETE FROM pin WHERE model = ?"
 
 
-class JobRow(msgspec.Struct, frozen=True):
-    """A job as it is on disk. `spec` and `outcome` are the control plane's, as JSON.
-
-    `epoch` goes up with every continuation and retry; errors of epochs below `retried` run again. `name` is None for
-    the job of an embedded run; `request_key` is what a client gave so that asking twice makes one job, and
-    `request_digest` what it asked for.
-    """
-
-    id: str
-    state: State
-    reason: str
-    epoch: int
-    retried: int
-    created_at: float
-    spec: dict[str, Any]
-    records: int | None
-    outcome: dict[str, Any] | None
-    name: str | None = None
-    model: str = ""
-    priority: int = 0
-    request_key: str | None = None
-    request_digest: str | None = None
-    started_at: float | None = None
-    finished_at: float | None = None
-
-
-def moved(row: JobRow, event: Event, detail: str = "", now: float | None = None) -> JobRow:
-    """Return the job after an event; raise IllegalTransition where its state does not allow it."""
-    state = advance(row.state, event)
-    epoch = row.epoch + (event in (Event.RETRIED, Event.CONTINUED))
-    return msgspec.structs.replace(
-        row,
-        state=state,
-        reason=detail,
-        epoch=epoch,
-        retried=epoch if event is Event.RETRIED else row.retried,
-        started_at=now if state is State.STARTING and row.started_at is None else row.started_at,
-        finished_at=now if state in FINAL else None,
-    )
-
-
-class WorkerRow(msgspec.Struct, frozen=True):
-    """A worker that was started and has not been seen to end.
-
-    `launch` says what its server is, `process` is what it can be adopted by, None before that was known.
-    """
-
-    id: str
-    job: str | None
-    source: str
-    folder: str
-    devices: list[str]
-    log: str
-    launch: dict[str, Any]
-    process: dict[str, Any] | None
-    started_at: float
-
-
-class EventRow(msgspec.Struct, frozen=True):
-    """Something that happened to a job, and the state it led to."""
-
-    at: float
-    event: str
-    state: str
-    detail: str
-
-
-class QuarantineRow(msgspec.Struct, frozen=True):
-    """A device on which something was left: since when (seconds of the clock of day), what, and by which process.
-
-    `hold` is the launcher's, to look again.
-    """
-
-    device: str
-    since: float
-    words: str
-    pid: int | None
-    hold: dict[str, Any]
-
-
-class StintRow(msgspec.Struct, frozen=True):
-    """A worker's time with one job. `log` is where the worker writes while it serves the job."""
-
-    number: int
-    worker: str
-    began_at: float
-    ended_at: float | None
-    log: str
-
-
 class Catalog:
     """What the control plane knows of its jobs. Not for several threads at once."""
 
     def __init__(self, path: Path, locking: Locking, sharing: Sharing = Sharing.ALONE) -> None:
         self._connection: Database = open_database(path, "catalog_migrations", locking, sharing)
+        self.tokens = TokenTable(self._connection)
+        self.files = FileTable(self._connection)
+        self.outbox = Outbox(self._connection)
+        self.timeline = Timeline(self._connection)
 
     def close(self) -> None:
         """Close the database; what was committed is on disk."""
@@ -196,6 +136,8 @@ class Catalog:
         priority: int = 0,
         request_key: str | None = None,
         request_digest: str | None = None,
+        user: str = "",
+        api: str = "",
     ) -> JobRow:
         """Add a job of so many records in its first state; `outcome` is what is known before it has one."""
         with transaction(self._connection):
@@ -203,7 +145,7 @@ class Catalog:
                 _ADD,
                 (
                     job, State.VALIDATING, now, _json(spec), records, _json(outcome), name, model, priority,
-                    request_key, request_digest,
+                    request_key, request_digest, user, api,
                 ),
             )  # fmt: skip
         return self.get(job)
@@ -215,20 +157,24 @@ class Catalog:
             raise KeyError(job)
         return row
 
-    def named(self, name: str) -> JobRow | None:
-        """Return the job of a name, None when there is none."""
-        return self._one(_NAMED, name)
+    def named(self, user: str, name: str) -> JobRow | None:
+        """Return a user's job of a name, None when there is none."""
+        return self._one(_NAMED, user, name)
 
-    def requested(self, key: str) -> JobRow | None:
-        """Return the job that was asked for with an idempotency key, None when there is none."""
-        return self._one(_KEYED, key)
+    def all_named(self, name: str) -> list[JobRow]:
+        """Return the jobs of a name, of whichever user; ten at most."""
+        return [_job(row) for row in self._connection.execute(_ALL_NAMED, (name,))]
 
-    def starting_with(self, prefix: str) -> list[JobRow]:
-        """Return the jobs whose id begins so, two at most."""
-        return [_job(row) for row in self._connection.execute(_PREFIXED, (prefix,))]
+    def requested(self, user: str, key: str) -> JobRow | None:
+        """Return the job that a user asked for with an idempotency key, None when there is none."""
+        return self._one(_KEYED, user, key)
 
-    def _one(self, statement: str, binding: str) -> JobRow | None:
-        row = self._connection.execute(statement, (binding,)).fetchone()
+    def starting_with(self, prefix: str, user: str | None) -> list[JobRow]:
+        """Return the jobs of a user, or with None of all, whose id begins so; two at most."""
+        return [_job(row) for row in self._connection.execute(_PREFIXED, (prefix, user))]
+
+    def _one(self, statement: str, *bindings: str) -> JobRow | None:
+        row = self._connection.execute(statement, bindings).fetchone()
         return None if row is None else _job(row)
 
     def jobs(self) -> list[JobRow]:
@@ -239,14 +185,49 @@ class Catalog:
         """Return the jobs that are in no final state, the oldest first."""
         return [_job(row) for row in self._connection.execute(_UNFINISHED)]
 
-    def page(self, states: Sequence[State], limit: int, before: tuple[float, str]) -> list[JobRow]:
-        """Return up to `limit` jobs in one of the states, the newest first, older than (created_at, id) `before`."""
-        named = msgspec.json.encode(states).decode()
-        return [_job(row) for row in self._connection.execute(_PAGE, (*before, named, limit))]
+    def page(self, wanted: JobFilter, limit: int, before: tuple[float, str]) -> list[JobRow]:
+        """Return up to `limit` jobs that are wanted, the newest first, older than (created_at, id) `before`."""
+        condition, bindings = wanted.clauses()
+        rows = self._connection.execute(_PAGE.format(condition), (*before, *bindings, limit))
+        return [_job(row) for row in rows]
 
-    def names(self) -> list[str]:
-        """Return the names of all jobs."""
-        return [name for (name,) in self._connection.execute(_NAMES)]
+    def page_of_api(
+        self, api: str, user: str, states: Sequence[State], limit: int, before: tuple[float, str]
+    ) -> list[JobRow]:
+        """Return up to `limit` jobs of a user that came by an API and are in one of the states, as `page` does."""
+        named = msgspec.json.encode(states).decode()
+        return [_job(row) for row in self._connection.execute(_PAGE_OF_API, (api, user, *before, named, limit))]
+
+    def last_ended(self, api: str, limit: int) -> list[JobRow]:
+        """Return up to `limit` jobs that came by an API and have ended, the last to do so first."""
+        return [_job(row) for row in self._connection.execute(_LAST_ENDED_OF_API, (api, limit))]
+
+    def names(self, user: str | None, limit: int, after: tuple[str, str]) -> list[tuple[str, str]]:
+        """Return (name, user) of up to `limit` jobs of a user, or with None of all, that have a name.
+
+        In order, those after (name, user) `after`.
+        """
+        if user is None:
+            return [(name, whose) for whose, name in self._connection.execute(_NAMES, (*after, limit))]
+        return [(name, whose) for whose, name in self._connection.execute(_NAMES_OF, (user, after[0], limit))]
+
+    def names_of(self, user: str) -> list[str]:
+        """Return the names of a user's jobs."""
+        return [name for (name,) in self._connection.execute(_ALL_NAMES_OF, (user,))]
+
+    def ids_of(self, user: str) -> list[str]:
+        """Return the ids of a user's jobs."""
+        return [job for (job,) in self._connection.execute(_IDS_OF, (user,))]
+
+    def active(self, user: str) -> int:
+        """Return how many jobs of a user are in no final state."""
+        row = self._connection.execute(_ACTIVE, (user,)).fetchone()
+        return row[0] if row else 0
+
+    def adopt(self, user: str) -> None:
+        """Give the jobs that nobody has to a user."""
+        with transaction(self._connection):
+            self._connection.execute(_ADOPT, (user,))
 
     def finished_before(self, at: float) -> list[str]:
         """Return the ids of the jobs that ended before `at`."""
@@ -267,7 +248,20 @@ class Catalog:
                 (after.state, detail, after.epoch, after.retried, after.started_at, after.finished_at, row.id),
             )
             self._connection.execute(_EVENT, (row.id, now, event, after.state, detail))
+            self.files.withdraw(row.id)
+            if after.state in FINAL:
+                self._at_end(after, now)
         return after
+
+    def _at_end(self, row: JobRow, now: float) -> None:
+        """Add what follows from a job's end to the transaction in which it ends."""
+        url = row.spec.get("request", {}).get("notify")
+        letter = letter_of(row.id, row.epoch, row.state, url, now, row.api) if url else None
+        if letter is not None:
+            self.outbox.put(letter)
+        if row.api == OPENAI:
+            kept_s = row.spec.get("more", {}).get("output_expires_after")
+            self.files.offer(row.id, row.user, parts_of(row.records, row.outcome), now, kept_s)
 
     def events(self, job: str) -> list[EventRow]:
         """Return what happened to a job, in order."""

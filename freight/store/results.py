@@ -1,5 +1,6 @@
 """One job's results: a row a record, committed before it is acknowledged."""
 
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +12,7 @@ from numpy.typing import NDArray
 from freight.core.answer import Line
 from freight.core.job import Totals
 from freight.core.record import INTAKE_CODES
+from freight.errors import OperationError
 from freight.store.database import Database, Sharing, clear_errors, open_database, transaction
 from freight.store.folder import Locking
 
@@ -24,8 +26,17 @@ ON CONFLICT (idx) DO UPDATE SET
     cached_tokens = excluded.cached_tokens, cut = excluded.cut, tail = excluded.tail
 WHERE result.code IS NOT NULL AND result.epoch < excluded.epoch
 """
-_SIZES: Final = "SELECT length(tail) FROM result WHERE idx > ? ORDER BY idx LIMIT ?"
+_SIZES: Final = "SELECT length(tail) FROM result WHERE idx > ? AND idx < ? ORDER BY idx LIMIT ?"
 _PAGE: Final = "SELECT idx, tail, code IS NOT NULL FROM result WHERE idx > ? ORDER BY idx LIMIT ?"
+# The length of a blob stands before it: SQLite does not read what is measured.
+_LENGTHS: Final = (
+    "SELECT idx, length(tail), code IS NOT NULL FROM result WHERE idx >= ? AND idx < ? ORDER BY idx LIMIT ?"
+)
+_MEASURE: Final = """
+SELECT count(*), count(*) FILTER (WHERE ?3 IS NULL OR (code IS NOT NULL) = ?3),
+       coalesce(sum(length(tail) + length(idx)) FILTER (WHERE ?3 IS NULL OR (code IS NOT NULL) = ?3), 0)
+FROM result WHERE idx >= ?1 AND idx < ?2
+"""
 # An error that is to run again is no result yet.
 _COUNTED: Final = "(code IS NULL OR epoch >= ?1 OR code IN (SELECT value FROM json_each(?2)))"
 _TOTALS: Final = f"""
@@ -40,6 +51,11 @@ GROUP BY code, status ORDER BY n DESC, code, status
 _EPOCH: Final = "SELECT epoch FROM result WHERE idx = ?"
 _MESSAGE: Final = "SELECT message FROM result WHERE idx = ?"
 _SETTLED: Final = f"SELECT idx FROM result WHERE {_COUNTED}"
+_FAULTS: Final = (
+    "SELECT code, message, tail FROM result WHERE code IN (SELECT value FROM json_each(?)) ORDER BY idx LIMIT ?"
+)
+# The end of the line of a record that intake refused: its line number in the input.
+_NUMBER: Final = re.compile(rb',"line":(\d+)\}\}$')
 _ANSWERED: Final = (
     "SELECT EXISTS (SELECT 1 FROM result WHERE code IS NULL OR code NOT IN (SELECT value FROM json_each(?)))"
 )
@@ -55,6 +71,7 @@ _CLEAR: Final = "DELETE FROM suspect WHERE idx = ?"
 RESULTS_DB: Final = "results.db"
 PAGE_ROWS: Final = 500
 PAGE_BYTES: Final = 8_000_000
+_NO_END: Final = 1 << 62
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +82,15 @@ class Failure:
     status: int
     count: int
     example: str
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """A line of the input that intake refused: its number from 1, and what is wrong with it."""
+
+    line: int | None
+    code: str
+    message: str
 
 
 class Results:
@@ -134,6 +160,11 @@ class Results:
         found = list(self._connection.execute(_FAILURES, (retried, _INTAKE_JSON)))
         return [Failure(code, status, count, self._one(_MESSAGE, example)) for code, status, count, example in found]
 
+    def faults(self, most: int) -> list[Fault]:
+        """Return the first lines of the input that intake refused, `most` of them at most, in order."""
+        found = self._connection.execute(_FAULTS, (_INTAKE_JSON, most))
+        return [Fault(_line_number(tail), code, message) for code, message, tail in found]
+
     def has_answers(self) -> bool:
         """Return whether any record went to an engine and came back."""
         return bool(self._one(_ANSWERED, _INTAKE_JSON))
@@ -153,23 +184,53 @@ class Results:
             done[index] = True
         return done
 
-    def pages(self) -> Iterator[list[tuple[int, bytes, int]]]:
-        """Yield (index, rest of the line, whether it failed) in index order, in pages of bounded size."""
-        last = -1
-        while count := self._page_rows(last):
+    def version(self) -> int:
+        """Return a number that is another one once another connection has changed anything."""
+        return int(str(self._connection.pragma("data_version")))
+
+    def pages(
+        self, begin: int = 0, end: int = _NO_END, version: int | None = None
+    ) -> Iterator[list[tuple[int, bytes, int]]]:
+        """Yield (index, rest of the line, whether it failed) from `begin` to `end` in order, in pages of bounded size.
+
+        Raises OperationError where the results are not at `version` any more; None reads them as they become.
+        """
+        last = begin - 1
+        while count := self._page_rows(last, end):
             page = list(self._connection.execute(_PAGE, (last, count)))
+            if version is not None and self.version() != version:
+                raise OperationError("the results changed while they were read")
             yield page
             last = page[-1][0]
 
-    def _page_rows(self, last: int) -> int:
-        """Return how many rows after index `last` make the next page: one at least, if there are any."""
+    def lengths(self, begin: int, end: int) -> Iterator[tuple[int, int, int]]:
+        """Yield (index, bytes of the rest of the line, whether it failed) from `begin` to `end`, in index order."""
+        while page := list(self._connection.execute(_LENGTHS, (begin, end, PAGE_ROWS))):
+            yield from page
+            begin = page[-1][0] + 1
+
+    def measure(self, begin: int, end: int, failed: bool | None) -> tuple[int, int, int]:
+        """Return how many rows there are from `begin` to `end`, how many of them failed or did not (None: all), and
+        how many bytes the rests of the lines and the indices of those have.
+        """
+        row = self._connection.execute(_MEASURE, (begin, end, failed)).fetchone()
+        assert row is not None
+        return row[0], row[1], row[2]
+
+    def _page_rows(self, last: int, end: int) -> int:
+        """Return how many rows after index `last`, before `end`, make the next page: one at least, if there are any."""
         size = count = 0
-        for (length,) in self._connection.execute(_SIZES, (last, PAGE_ROWS)):
+        for (length,) in self._connection.execute(_SIZES, (last, end, PAGE_ROWS)):
             size += length
             if count and size > PAGE_BYTES:
                 break
             count += 1
         return count
+
+
+def _line_number(tail: bytes) -> int | None:
+    found = _NUMBER.search(tail)
+    return int(found[1]) if found else None
 
 
 _INTAKE_JSON: Final = "[" + ",".join(f'"{code}"' for code in INTAKE_CODES) + "]"

@@ -61,6 +61,7 @@ def test_flag_beats_variable(box: Box) -> None:
     assert (done.status, "there is no model typed" in done.stderr) == (2, True)
 
 
+_ALIASED: Final = '[models.{}]\nengine = "endpoint"\naliases = ["same"]\n'
 # A mistake, the dotted key that names it, and what else is said.
 MISTAKES: Final = {
     "key": ("[limits]\nrecord = 5\n", "limits.record", "limits.records"),
@@ -78,6 +79,9 @@ MISTAKES: Final = {
     "pool-key": ("[pools.local]\ndevice = 1\n", "pools.local.device", "devices"),
     "pool-value": ('[pools.local]\nkeep_warm = "x"\n', "pools.local", "keep_warm"),
     "paths": ("[paths]\nbob = { reed = [] }\n", "paths.bob.reed", "read"),
+    "path": ('[paths]\nbob = { write = ["out"] }\n', "paths.bob.write", "'out' is not a folder's whole path"),
+    "alias": (f"{_ALIASED.format('x')}{_ALIASED.format('y')}", "models.y.aliases", "an alias of model x"),
+    "model-flag": ('[models.x]\nengine = "endpoint"\nbatch = "yes"\n', "models.x.batch", "takes true or false"),
     "table": ("pools = 3\n", "pools", "table"),
     "toml": ("[limits\n", "", "TOML"),
 }
@@ -121,6 +125,37 @@ def test_doctor_says_what_is_wrong_and_how_to_mend_it(box: Box) -> None:
     bad = box.freight("doctor")
     assert bad.status == 1
     assert f"FAIL configuration: {box.config}: unknown key limits.record" in bad.stdout
+
+
+@side_by_side
+def test_settings_that_name_what_is_not_there_are_found_before_users_find_them(box: Box) -> None:
+    hooks = '[webhooks]\nhosts = ["hooks.test"]\n'
+    for secret in ("", f'secret_file = "{box.folder}/missing"\n'):
+        box.config.write_text(hooks + secret)
+        for arguments in (("serve",), ("serve", "--background")):
+            refused = box.freight(*arguments)
+            assert refused.status == 2
+            assert refused.stderr.startswith(f"error: {box.config}: ")
+            assert "webhooks.secret_file" in refused.stderr
+            assert refused.last_line().startswith("hint: ")
+        assert f"FAIL configuration: {box.config}: " in box.freight("doctor").stdout
+    box.config.write_text(f'[paths]\nalice = {{ read = ["{box.folder}"], write = ["{box.folder}/none"] }}\n')
+    warned = box.freight("doctor").stdout
+    assert warned.count("granted folder") == 1
+    words = f"{box.config}: paths.alice.write grants {box.folder}/none, which does not exist"
+    assert f"warn granted folder: {words}" in warned
+
+
+@side_by_side
+def test_pool_is_shown_by_the_keys_that_one_writes(box: Box) -> None:
+    written = {"devices": ["cpu:0"], "keep_warm": 1800, "max_loads": 2, "groups": ["chem"]}
+    lines = "".join(f"{key} = {json.dumps(value)}\n" for key, value in written.items())
+    box.config.write_text(f"[pools.local]\n{lines}[pools.far]\nprovider = 'slurm'\npartition = 'gpu'\n")
+    values = shown(box)
+    assert values["pools.local"]["value"] == written | {"provider": "local", "max_warm": 86400, "stage": ""}
+    far = values["pools.far"]["value"]
+    assert isinstance(far, dict)
+    assert (far["devices"], far["partition"]) == ("auto", "gpu")
 
 
 @side_by_side

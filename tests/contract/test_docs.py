@@ -3,11 +3,14 @@
 import re
 import subprocess
 import sys
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
 
 from freight.cli.main import COMMANDS
+from freight.config import SETTINGS, PathGrant, Pool
+from freight.core.model import ModelEntry
 from tests.harness import ROOT, Box
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -33,8 +36,18 @@ def test_options_that_pages_name_exist(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
     known = set(re.findall(r"--[a-z][a-z-]+", reference))
     # These are of other programs, or of the user's own server.
-    others = {"--time", "--requeue", "--port", "--unix-socket", "--max-num-seqs"}
+    others = {"--time", "--requeue", "--port", "--unix-socket", "--max-num-seqs", "--cacert"}
     assert set(re.findall(r"--[a-z][a-z-]+", text)) <= known | others
+
+
+def test_every_key_of_every_table_is_in_the_reference_with_a_line_of_its_own() -> None:
+    reference = (ROOT / "docs" / "reference.md").read_text(encoding="utf-8")
+    keys = {f"models.NAME.{key}" for key in ModelEntry.__struct_fields__}
+    keys |= {f"pools.NAME.{key}" for key in Pool().written()}
+    keys |= {f"paths.USER.{field.name}" for field in fields(PathGrant)}
+    keys |= {setting.key for setting in SETTINGS}
+    told = dict(re.findall(r"^\| `([a-zA-Z_.]+)` \|.*\| (\S[^|]*) \|$", reference, re.MULTILINE))
+    assert keys <= told.keys(), keys - told.keys()
 
 
 def test_every_command_of_the_table_has_help(box: Box) -> None:

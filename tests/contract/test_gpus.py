@@ -254,7 +254,7 @@ def service_that_says(released: Reply) -> Generator[str]:
     answers = {"/api/version": version, "/api/devices": {"devices": DEVICES}}
 
     def get(path: str) -> Reply:
-        return Reply(200, json.dumps(answers[path]).encode())
+        return Reply(200, json.dumps(answers[path.partition("?")[0]]).encode())
 
     with http_server(get, lambda body: released) as url:
         yield url

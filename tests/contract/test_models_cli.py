@@ -54,6 +54,24 @@ def test_command_line_of_a_server_follows_two_dashes(box: Box, folder: Path) -> 
 
 
 @side_by_side
+def test_alias_that_another_model_has_is_refused_before_it_is_kept(box: Box) -> None:
+    add = ("models", "add", "--source", "http://127.0.0.1:9")
+    assert box.freight(*add, "one", "--alias", "same").status == 0
+    for arguments in (("two", "--alias", "same"), ("two", "--alias", "one"), ("same",)):
+        refused = box.freight(*add, *arguments)
+        assert refused.status == 2
+        assert "models.one.aliases" in refused.stderr or "models.two.aliases" in refused.stderr
+    assert [row["name"] for row in json.loads(box.freight("models", "list", "--json").stdout)].count("two") == 0
+    # One that is there all the same, by hand, can be taken away.
+    registry = box.folder / "data" / "models.json"
+    entries = json.loads(registry.read_text())
+    registry.write_text(json.dumps(entries | {"two": entries["one"]}))
+    assert box.freight("models", "list").status == 2
+    assert box.freight("models", "remove", "two").status == 0
+    assert box.freight("models", "list").status == 0
+
+
+@side_by_side
 def test_list_is_plain_when_piped(box: Box) -> None:
     box.configure(model_toml("mine", engine="endpoint", source="http://127.0.0.1:9", aliases=["other"]))
     listed = box.freight("models", "list", COLUMNS="80")

@@ -370,7 +370,7 @@ def test_a_job_is_no_longer_blocked_once_there_is_room_again() -> None:
     dispatcher = SimpleNamespace(totals=Totals(), blocked="", left=3)
     limits = SimpleNamespace(suspend_after_s=900.0)
     given: Any = (SimpleNamespace(state=State.RUNNING), None, None, None, dispatcher, None, None, limits)
-    job = JobRun(*given, Path("folder"), Path("output"), False)
+    job = JobRun(*given, Path("folder"), None, False)
     now = job.last_success
     job.found_full(now, "no space left")
     job.tick(now + 1.9)

@@ -17,6 +17,7 @@ import pytest
 from tests.contract.casetable import check_refused
 from tests.contract.scenario import side_by_side
 from tests.harness import CASES, Box, Engine, chat, code, engine, engine_command, finish, model_toml, wait_until
+from tests.service import paused
 
 GOOD: Final = str(CASES / "inputs" / "00_good3.jsonl")
 NOWHERE: Final = "http://127.0.0.1:9"
@@ -151,7 +152,9 @@ def test_two_runs_on_one_output_refuse_each_other(box: Box, folder: Path) -> Non
         arguments = ("run", GOOD, "-o", "out.jsonl", "--model", slow.url, "--concurrency", "1")
         run = box.start(*arguments)
         wait_until(lambda: slow.counts()["requests"], "a request is under way")
-        second = box.freight(*arguments)
+        # It must not end before the second has begun, which may take longer than its records do.
+        with paused(run):
+            second = box.freight(*arguments)
         assert second.status == 1
         assert f"in use by process {run.pid}" in second.stderr
         assert second.last_line().startswith("hint: ")
@@ -165,12 +168,13 @@ def test_run_waits_for_a_device_and_names_its_holder(box: Box, folder: Path) -> 
     first = box.start("run", GOOD, "-o", "first.jsonl", "--concurrency", "1")
     wait_until(lambda: (folder / "record").exists() and (folder / "record").stat().st_size, "the first one runs")
     # Another data folder changes nothing: devices are the host's.
-    second = box.start("run", GOOD, "-o", "second.jsonl", FREIGHT_DATA=str(folder / "elsewhere"))
-    assert second.stderr is not None
-    said = ""
-    while "held by" not in said:
-        said = second.stderr.readline()
-        assert said, "it ended without waiting"
+    with paused(first):
+        second = box.start("run", GOOD, "-o", "second.jsonl", FREIGHT_DATA=str(folder / "elsewhere"))
+        assert second.stderr is not None
+        said = ""
+        while "held by" not in said:
+            said = second.stderr.readline()
+            assert said, "it ended without waiting"
     assert box.device in said
     assert "run" in said
     assert "process " in said

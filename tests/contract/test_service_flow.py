@@ -245,7 +245,7 @@ def test_uninstall_keeps_batch_data_unless_told_to_remove_it(tmp_path: Path) -> 
         assert (gone.status, gone.stdout) == (0, "")
         assert "kept the batch data of 1 job" in gone.stderr
         wait_until(lambda: not box.processes(), "nothing of it runs")
-        assert sorted(path.name for path in box.data.iterdir()) == ["batch", "catalog.db", "mine.txt"]
+        assert sorted(path.name for path in box.data.iterdir()) == ["batch", "catalog.db", "files", "mine.txt"]
         # What was kept is there for the next installation.
         assert box.batch("results", "kept", "-o", "out.jsonl").status == 0
         assert content(box.results()[0]) == "a, 1"

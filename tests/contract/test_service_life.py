@@ -102,11 +102,6 @@ def test_background_returns_once_it_answers_and_a_second_is_refused(service: Ser
     assert service.is_served()
 
 
-def test_listening_elsewhere_is_refused_as_long_as_it_cannot_be(service: ServiceBox) -> None:
-    done = service.freight("serve", "--listen", "127.0.0.1:0")
-    assert (done.status, done.last_line().startswith("hint: ")) == (2, True)
-
-
 def test_service_opens_no_port(service: ServiceBox, end: Endpoint) -> None:
     service.put("going", chats("hold"), end.url)
     service.until("going", lambda job: job.in_flight, "it runs")

@@ -167,6 +167,9 @@ def test_what_has_finished_is_neither_cancelled_nor_resumed(service: ServiceBox,
     # What intake refused is not run again.
     refused(service.batch("retry", "over"), 1, "no record of job over failed in a way that another try could mend")
     assert service.job("over") == before
+    service.put("clean", chats("a"), end.url)
+    assert service.ended("clean").failed == 0
+    refused(service.batch("retry", "clean"), 1, "no record of job clean failed\nhint: see ")
 
 
 def test_resume_runs_only_what_is_left(service: ServiceBox, end: Endpoint) -> None:

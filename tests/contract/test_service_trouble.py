@@ -10,6 +10,7 @@ import psutil
 from freight.client.sync import Client
 from freight.core.job import State
 from tests.contract.scenario import side_by_side
+from tests.contract.town import town
 from tests.harness import chat, engine_command, model_toml, wait_until
 from tests.service import HOLDS, ServiceBox, chats, endpoint, service_box
 
@@ -127,3 +128,20 @@ def _kill_service(box: ServiceBox) -> None:
     process = psutil.Process(pid)
     os.kill(pid, signal.SIGKILL)
     wait_until(lambda: not process.is_running() or process.status() == psutil.STATUS_ZOMBIE, "it is gone")
+
+
+@side_by_side
+def test_mistake_in_the_configuration_of_a_running_service_is_logged_once_and_breaks_nothing(folder: Path) -> None:
+    with town(folder, f'[paths]\nalice = {{ read = ["{folder}/none"] }}') as place:
+        log, good = place.box.data / "serve.log", place.box.config.read_text()
+        wait_until(lambda: f"paths.alice.read grants {folder}/none, which does not exist" in log.read_text(), "warned")
+        place.box.config.write_text(f"{good}\n[limits\n")
+        sent = place.as_("alice", "POST", "/v1/files", files={"file": ("in.jsonl", b"{}\n")}, data={"purpose": "batch"})
+        assert sent.status_code == 200, sent.text
+        assert place.as_("alice", "GET", "/v1/models").status_code == 200
+        place.job("alice")
+        assert log.read_text().count("is not valid TOML") == 1
+        assert "Traceback" not in log.read_text()
+        place.box.config.write_text(good)
+        place.job("alice")
+        assert "the settings are good again" in log.read_text()

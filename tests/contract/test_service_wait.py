@@ -1,11 +1,18 @@
 """`freight batch wait`: how it ends, and that the job does not mind."""
 
+import gc
 import os
 import signal
 import subprocess
 import time
 from typing import Final
 
+import pytest
+
+from freight.cli import waiting
+from freight.client.sync import Client
+from freight.core.view import JobStatus
+from freight.errors import NoServer
 from tests.harness import chat, finish
 from tests.service import HOLDS, Endpoint, ServiceBox, chats, on_terminal, paused
 
@@ -138,6 +145,29 @@ def test_status_watch_goes_on_until_the_end(service: ServiceBox, end: Endpoint) 
     end.let_go.set()
     done = finish(watching)
     assert (done.status, done.stdout.splitlines()[-1].split()[:2]) == (0, ["COMPLETED", "2/2"])
+
+
+# httpx's own way of trying a socket leaves it to the garbage collector where nobody listens.
+@pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")
+def test_who_gives_up_on_a_service_that_they_named_is_not_told_to_start_one(
+    service: ServiceBox, end: Endpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    service.put("left", chats("hold"), end.url)
+    monkeypatch.setattr(waiting, "AWAY_S", 0.0)
+    notes: list[str] = []
+
+    def show(_: JobStatus) -> None:
+        if not notes:
+            service.stop()
+
+    with Client(service.server) as client, pytest.raises(NoServer) as caught:
+        waiting.follow(client, "left", None, show, notes.append)
+    hint = caught.value.hint
+    del caught
+    gc.collect()
+    assert "went away" in notes[0] and hint == "see that it runs; freight batch wait left"
+    end.let_go.set()
+    assert service.freight("serve", "--background").status == 0
 
 
 def test_waiting_outlives_a_restart_of_the_service(service: ServiceBox, end: Endpoint) -> None:

@@ -99,7 +99,7 @@ class Served(Box):
         if listener_pid(self.socket) is None:
             return False
         try:
-            return self.client.version().pid > 0
+            return self.client.version().pid is not None
         except FreightError:
             self.disconnect()
             return False

@@ -31,7 +31,7 @@ def at_work(service: Served) -> str:
 @pytest.mark.parametrize("how", ["SIGINT", "SIGTERM", "freight stop"])
 @together
 def test_service_that_is_told_to_end_keeps_its_jobs_and_the_next_one_goes_on(service: Served, how: str) -> None:
-    service.own_engine("--latency", "0.03")
+    service.own_engine("--latency", "0.2")
     job = at_work(service)
     began = time.monotonic()
     if how == "freight stop":

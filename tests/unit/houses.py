@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 
+from freight.control.destination import FileAt
 from freight.control.dispatcher import Dispatcher
 from freight.control.inputs import InputFile
 from freight.control.intake import Index, Limits, scan
@@ -62,7 +63,8 @@ class House(Played):
         self.files.append(file)
         self.opened.append(results)
         dispatcher = Dispatcher(file, index, results, waiting.row, self.writer, self.reader)
-        output = self.folder / f"{waiting.row.id}-out.jsonl" if waiting.row.spec["output"] else None
+        path = self.folder / f"{waiting.row.id}-out.jsonl"
+        output = FileAt(path, path.with_suffix(".partial")) if waiting.row.spec["output"] else None
         return JobRun(
             waiting.row, file, index, results, dispatcher, waiting.model, waiting.options,
             LIMITS, folder, output, False, waiting.ran_s,

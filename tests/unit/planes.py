@@ -12,10 +12,12 @@ from typing import Any
 
 import msgspec
 
+from freight.control.destination import FileAt
 from freight.control.dispatcher import Dispatcher
 from freight.control.inputs import InputFile
 from freight.control.intake import Index, Limits, scan
 from freight.control.jobrun import EngineLimits, JobOptions, JobRun
+from freight.control.output import ASIDE
 from freight.control.plane import ControlPlane
 from freight.core.answer import Answer, Line, answer_line
 from freight.core.device import Device
@@ -202,5 +204,5 @@ def job_of(parts: Parts, folder: Path) -> JobRun:
     model = ModelSpec("m", entry, "m", None, None, frozenset(), {})
     return JobRun(
         parts.catalog.get("job"), parts.file, parts.index, parts.results, parts.dispatcher, model, JobOptions(),
-        LIMITS, folder, folder / "out.jsonl", force=False,
+        LIMITS, folder, FileAt(folder / "out.jsonl", folder / ASIDE), force=False,
     )  # fmt: skip

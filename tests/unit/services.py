@@ -12,8 +12,10 @@ from freight.config import Config, load_config
 from freight.control import service as service_module
 from freight.control.service import Service
 from freight.control.servicefolder import ServiceFolder
+from freight.core.account import Account
 from freight.core.device import Device, DeviceKind
 from freight.core.job import State
+from freight.core.messages import PROTOCOL, Phase, Report
 from freight.core.view import JobRequest, Submitted, Upload
 from freight.launchers.base import Remains
 from freight.store.database import Sharing
@@ -135,8 +137,13 @@ class Office(Played):
             folder.release()
         await serving
 
+    @property
+    def owner(self) -> Account:
+        """Who asks by the Unix socket."""
+        return self.service.accounts.owner
+
     def id_of(self, name: str) -> str:
-        row = self._catalog.named(name)
+        row = self._catalog.named(self.owner.user, name)
         assert row is not None
         return row.id
 
@@ -145,25 +152,37 @@ class Office(Played):
 
     def has(self, name: str) -> bool:
         """Return whether there is a job of that name."""
-        return self._catalog.named(name) is not None
+        return self._catalog.named(self.owner.user, name) is not None
 
     async def until_state(self, name: str, state: State) -> None:
         """Wait until a job is in a state, on disk."""
         await self.until(lambda: self.has(name) and self.state(name) is state)
 
-    async def upload(self) -> Upload:
-        """Send an input of COUNT records."""
+    async def upload(self, account: Account | None = None) -> Upload:
+        """Send an input of COUNT records, as the owner or as another."""
 
         async def chunks() -> AsyncIterator[bytes]:
             for number in range(COUNT):
                 yield b'{"custom_id":"r%d","body":{"messages":[]}}\n' % number
 
-        return await self.service.receive(chunks(), None)
+        return await self.service.receive(account or self.owner, chunks(), None)
 
     async def submit(self, name: str, key: str | None = None, model: str = MINE, **options: Any) -> Submitted:
         """Make a job of COUNT records."""
         upload = await self.upload()
-        return await self.service.submit(JobRequest(upload=upload.id, name=name, model=model, **options), key)
+        request = JobRequest(upload=upload.id, name=name, model=model, **options)
+        return await self.service.submit(self.owner, request, key)
+
+    async def serving_of(self, user: str, name: str) -> str:
+        """Return the first worker, which is ready and serves a user's job."""
+        row = self._catalog.named(user, name)
+        assert row is not None
+        worker = await self.started(1)
+        await self.say(worker)
+        report = Report(PROTOCOL, worker, 2, Phase.READY, job=row.id, plane=self.plane.id)
+        self.numbers[worker] = 2
+        await self.hand.say(report)
+        return worker
 
     async def complete(self, name: str, number: int = 1) -> None:
         """Let the `number`th worker do all of a job, and end."""
@@ -174,7 +193,7 @@ class Office(Played):
 
     async def lines(self, name: str) -> list[Json]:
         """Return the lines of a job's results."""
-        stream = await self.service.streams.results(name, None, False)
+        stream = await self.service.streams.results(self.owner, name, None, False)
         try:
             return parse_lines(b"".join(stream.pieces))
         finally:

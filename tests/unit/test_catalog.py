@@ -7,8 +7,9 @@ import apsw
 import pytest
 
 from freight.core.job import Event, IllegalTransition, State
-from freight.store.catalog import Catalog, EventRow, moved
+from freight.store.catalog import Catalog
 from freight.store.folder import Locking
+from freight.store.rows import EventRow, moved
 
 
 @pytest.fixture

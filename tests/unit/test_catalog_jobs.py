@@ -12,9 +12,12 @@ import pytest
 
 from freight.core.job import FINAL, Event, Note, State, running_s
 from freight.errors import OperationError
-from freight.store.catalog import Catalog, JobRow, QuarantineRow
+from freight.store import catalog as catalog_module
+from freight.store.catalog import Catalog
 from freight.store.database import Sharing, transaction
 from freight.store.folder import Locking
+from freight.store.jobfilter import JobFilter
+from freight.store.rows import JobRow, QuarantineRow
 
 MIGRATIONS = files("freight.store").joinpath("catalog_migrations")
 FIRST = MIGRATIONS.joinpath("0001_initial.sql")
@@ -107,10 +110,10 @@ def test_a_job_is_found_by_its_name_and_by_the_key_that_asked_for_it(catalog: Ca
     row = add(catalog, "a", name="nightly", model="m", priority=3, request_key="k", request_digest="d")
 
     assert (row.name, row.model, row.priority, row.request_digest) == ("nightly", "m", 3, "d")
-    assert catalog.named("nightly") == catalog.requested("k") == row
-    assert catalog.named("Nightly") is None
-    assert catalog.named("a") is None
-    assert catalog.requested("d") is None
+    assert catalog.named("", "nightly") == catalog.requested("", "k") == row
+    assert catalog.named("", "Nightly") is None
+    assert catalog.named("", "a") is None
+    assert catalog.requested("", "d") is None
 
 
 @pytest.mark.parametrize("twice", [{"name": "n"}, {"request_key": "k", "request_digest": "d"}])
@@ -135,18 +138,18 @@ def test_any_number_of_jobs_may_have_neither_name_nor_key(catalog: Catalog) -> N
     add(catalog, "b")
     add(catalog, "c", name="n")
 
-    assert catalog.names() == ["n"]
+    assert catalog.names(None, 9, ("", "")) == [("n", "")]
 
 
 def test_an_ids_beginning_finds_its_jobs_and_two_at_most(catalog: Catalog) -> None:
     for job in ("ab12", "ab13", "ab14", "b", "aa"):
         add(catalog, job)
 
-    assert [row.id for row in catalog.starting_with("ab12")] == ["ab12"]
-    assert [row.id for row in catalog.starting_with("aa")] == ["aa"]
-    assert [row.id for row in catalog.starting_with("ab")] == ["ab12", "ab13"]
-    assert catalog.starting_with("ab125") == []
-    assert catalog.starting_with("c") == []
+    assert [row.id for row in catalog.starting_with("ab12", None)] == ["ab12"]
+    assert [row.id for row in catalog.starting_with("aa", None)] == ["aa"]
+    assert [row.id for row in catalog.starting_with("ab", None)] == ["ab12", "ab13"]
+    assert catalog.starting_with("ab125", None) == []
+    assert catalog.starting_with("c", None) == []
 
 
 @pytest.mark.parametrize("limit", [1, 2, 3, 7])
@@ -157,12 +160,60 @@ def test_pages_list_each_job_once_also_where_many_were_made_at_one_time(catalog:
 
     listed: list[tuple[float, str]] = []
     before = (1e12, "")
-    while page := catalog.page(tuple(State), limit, before):
+    while page := catalog.page(JobFilter(), limit, before):
         assert len(page) <= limit
         listed += [(row.created_at, row.id) for row in page]
         before = listed[-1]
 
     assert listed == sorted(made, reverse=True)
+
+
+FILTERS = {
+    "all": (JobFilter(), ["d", "c", "b", "a"]),
+    "of a user": (JobFilter(user="alice"), ["d", "a"]),
+    "of a model": (JobFilter(model="m"), ["c", "a"]),
+    "of a name": (JobFilter(name="red"), ["b", "a"]),
+    "of a name's beginning": (JobFilter(name="r"), ["d", "b", "a"]),
+    "of a name that would be more": (JobFilter(name="red-1-"), []),
+    "since": (JobFilter(since=2.0), ["d", "c", "b"]),
+    "until": (JobFilter(until=3.0), ["b", "a"]),
+    "in no state": (JobFilter(states=()), []),
+    "of all": (JobFilter(user="bob", model="n", name="red-", since=1.0, until=3.0, states=(State.VALIDATING,)), ["b"]),
+}
+
+
+@pytest.mark.parametrize("what", FILTERS)
+def test_a_page_has_the_jobs_that_are_wanted_and_is_read_by_an_index(catalog: Catalog, what: str) -> None:
+    rows = [
+        ("a", "alice", "m", "red-1"),
+        ("b", "bob", "n", "red-1"),
+        ("c", "bob", "m", "blue"),
+        ("d", "alice", "n", "r"),
+    ]
+    for at, (job, user, model, name) in enumerate(rows, 1):
+        catalog.add(job, {}, 1, None, float(at), user=user, model=model, name=name)
+    wanted, ids = FILTERS[what]
+
+    assert [row.id for row in catalog.page(wanted, 9, (1e12, ""))] == ids
+    condition, bindings = wanted.clauses()
+    plan = catalog._connection.execute(
+        "EXPLAIN QUERY PLAN " + catalog_module._PAGE.format(condition), (1e12, "", *bindings, 9)
+    )
+    steps = [row[3] for row in plan]
+    assert steps[0].startswith("SEARCH job USING INDEX"), steps
+
+
+def test_a_page_of_names_is_read_by_an_index_in_its_order(catalog: Catalog) -> None:
+    for number, (user, name) in enumerate([("bob", "b"), ("alice", "b"), ("bob", "a"), ("alice", "c")]):
+        catalog.add(f"j{number}", {}, 1, None, 1.0, user=user, name=name)
+    add(catalog, "unnamed")
+
+    assert catalog.names(None, 9, ("", "")) == [("a", "bob"), ("b", "alice"), ("b", "bob"), ("c", "alice")]
+    assert catalog.names(None, 2, ("b", "alice")) == [("b", "bob"), ("c", "alice")]
+    assert catalog.names("bob", 9, ("a", "zed")) == [("b", "bob")]
+    for statement, bindings in ((catalog_module._NAMES, ("", "", 9)), (catalog_module._NAMES_OF, ("bob", "", 9))):
+        steps = [row[3] for row in catalog._connection.execute(f"EXPLAIN QUERY PLAN {statement}", bindings)]
+        assert len(steps) == 1 and steps[0].startswith("SEARCH job USING COVERING INDEX"), steps
 
 
 def test_a_page_has_jobs_of_the_states_that_were_asked_for(catalog: Catalog) -> None:
@@ -171,7 +222,7 @@ def test_a_page_has_jobs_of_the_states_that_were_asked_for(catalog: Catalog) -> 
     add(catalog, "new")
 
     def page(*states: State) -> list[str]:
-        return [row.id for row in catalog.page(states, 9, (1e12, ""))]
+        return [row.id for row in catalog.page(JobFilter(states=states), 9, (1e12, ""))]
 
     assert page(State.QUEUED, State.FAILED) == ["queued", "failed"]
     assert page(State.CANCELLED) == page() == []
@@ -256,14 +307,14 @@ def test_workers_that_ended_are_forgotten_with_the_last_job_that_they_served(cat
 
 def test_a_reader_sees_what_the_writer_committed_and_no_more(catalog: Catalog, reader: Catalog) -> None:
     row = add(catalog, "a", name="n")
-    assert reader.named("n") == row
+    assert reader.named("", "n") == row
     connection = catalog._connection
     with transaction(connection):
         connection.execute("UPDATE job SET model = 'changed'")
         began = time.monotonic()
         # The write is open all this time: nobody who looks waits for it.
         assert reader.get("a") == row
-        assert [each.id for each in reader.page(tuple(State), 9, (1e12, ""))] == ["a"]
+        assert [each.id for each in reader.page(JobFilter(), 9, (1e12, ""))] == ["a"]
         assert time.monotonic() - began < 2
     assert reader.get("a").model == "changed"
 

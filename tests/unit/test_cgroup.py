@@ -12,7 +12,16 @@ from uuid import uuid4
 import pytest
 
 from freight.errors import LauncherError
-from freight.launchers.cgroup import Group, enter, find_group, folders_of, make_group, own_folder, own_path
+from freight.launchers.cgroup import (
+    Group,
+    enter,
+    find_group,
+    folders_of,
+    group_of,
+    make_group,
+    own_folder,
+    own_path,
+)
 from tests.harness import wait_until
 
 HYBRID = """\
@@ -170,6 +179,13 @@ def test_group_is_found_again_by_its_path(group: Group) -> None:
     assert find_group(str(group.path)) == group
     group.remove()
     assert find_group(group.path) is None
+
+
+def test_group_is_found_again_by_its_worker(group: Group) -> None:
+    found = group_of(group.path.name.removeprefix("freight-"))
+
+    assert found is not None and found.path == group.path
+    assert group_of("nobody") is None
 
 
 def test_group_with_processes_is_not_made_again(group: Group) -> None:

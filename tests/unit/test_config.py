@@ -17,11 +17,11 @@ from freight.config import (
     config_file,
     data_folder,
     load_config,
-    parse_duration,
-    parse_size,
 )
+from freight.control.lastgood import LastGood
 from freight.core.model import EngineName, ModelEntry
 from freight.errors import UserError
+from freight.parsing import parse_duration, parse_size
 from tests.harness import CASES
 
 Load = Callable[..., Config]
@@ -61,6 +61,11 @@ def test_what_is_no_duration_is_refused(value: Any) -> None:
         parse_duration(value)
 
 
+def test_who_writes_no_duration_is_shown_days_too() -> None:
+    with pytest.raises(ValueError, match=r"such as 90s, 15m, 12h, 1h30m or 30d"):
+        parse_duration("tomorrow")
+
+
 @given(st.integers(0, 99), st.integers(0, 59), st.integers(0, 59))
 def test_durations_of_several_units_add_up(hours: int, minutes: int, seconds: int) -> None:
     assert parse_duration(f"{hours}h{minutes}m{seconds}s") == 3600 * hours + 60 * minutes + seconds
@@ -98,6 +103,7 @@ def test_the_documented_example_loads(load: Load) -> None:
         "alice": PathGrant(("/data/genomes",), ("/data/genomes/out",)),
     }
     assert config.pools["local"] == Pool(None, 0.0, "local", {})
+    assert config.pools["local"].written()["devices"] == "auto"
     assert config.pools["sophia"].provider == "slurm"
     assert config.pools["sophia"].options == {"partition": "gpu", "walltime": "04:00:00", "max_workers": 8}
     assert config.models["llama-8b"].aliases == ["gpt-4o-mini"]
@@ -134,7 +140,11 @@ def test_every_setting_has_a_variable_of_its_own() -> None:
 VALUES = {
     "retention": "2d", "default_model": "m", "server.listen": "h:1", "limits.records": "7",
     "limits.record_bytes": "1KB", "limits.file_bytes": "1GB", "limits.active_jobs": "3", "media.hosts": "a, b",
-    "openai.enforce_window": "true",
+    "limits.stored_bytes": "1KB", "limits.requests": "9", "oidc.issuer": "https://login.example.org",
+    "oidc.audience": "a", "oidc.user_claim": "b", "oidc.groups_claim": "c", "oidc.admin_group": "d",
+    "openai.enforce_window": "true", "server.hosts": "a, b", "server.tls_cert": "/a.pem", "server.tls_key": "/a.key",
+    "facility.output_mode": "0660", "webhooks.hosts": "a, http://b:9=10.0.0.0/8", "webhooks.secret_file": "/etc/secret",
+    "server.max_connections": "9", "server.max_peer_connections": "3", "server.max_body": "1KB",
 }  # fmt: skip
 
 
@@ -143,7 +153,7 @@ def test_every_setting_can_be_set_by_its_variable_which_beats_the_file(load: Loa
     text = VALUES.get(setting.key, "77s")
     section, _, key = setting.key.rpartition(".")
     table = f"[{section}]\n" if section else ""
-    written = text if text.isdigit() or text == "true" else f'"{text}"'
+    written = text if (text.isdigit() and text[0] != "0") or text == "true" else f'"{text}"'
 
     by_file = load(f"{table}{key} = {written}\n")
     by_variable = load(f"{table}{key} = {written}\n", **{setting.variable(): VALUES.get(setting.key, "78s")})
@@ -170,6 +180,9 @@ def test_a_model_of_the_file_beats_one_of_the_registry(load: Load) -> None:
     assert config.origins["models.b"] == "registry"
 
 
+NO_FOLDERS = ("data", "~/data", "", "/data/../etc", r"/da\tta", r"/da\u0000ta")
+
+
 @pytest.mark.parametrize(
     ("toml", "key"),
     [
@@ -190,6 +203,10 @@ def test_a_model_of_the_file_beats_one_of_the_registry(load: Load) -> None:
         ("[limits]\nfile_bytes = -1", "limits.file_bytes"),
         ("[media]\nhosts = [1]", "media.hosts"),
         ("[server]\nlisten = 8400", "server.listen"),
+        ("[server]\nlisten = '8400'", "server.listen"),
+        ("[server]\ntls_cert = 'own.pem'", "server.tls_cert"),
+        ("[server]\nmax_connections = 0", "server.max_connections"),
+        ("[server]\nheader_timeout = '0s'", "server.header_timeout"),
         ("[openai]\nenforce_window = 'maybe'", "openai.enforce_window"),
         ("[models.a]\nengine = 'vlm'", "models.a.engine"),
         ("[models.a]\nengine = 'vllm'\ngpu = 1", "models.a.gpu"),
@@ -208,6 +225,7 @@ def test_a_model_of_the_file_beats_one_of_the_registry(load: Load) -> None:
         ("[paths.alice]\nwrite = [1]", "paths.alice.write"),
         ("[paths.alice]\nexecute = []", "paths.alice.execute"),
         ("[paths]\nalice = ['/data']", "paths.alice"),
+        *((f'[paths.dan]\nwrite = ["{folder}"]', "paths.dan.write") for folder in NO_FOLDERS),
     ],
 )
 def test_an_unknown_key_or_bad_value_is_named_by_file_and_dotted_key(load: Load, toml: str, key: str) -> None:
@@ -216,6 +234,73 @@ def test_an_unknown_key_or_bad_value_is_named_by_file_and_dotted_key(load: Load,
 
     assert "config.toml" in caught.value.message
     assert key in caught.value.message
+
+
+ALIASED = '[models.{0}]\nengine = "vllm"\naliases = ["{1}"]\n'
+
+
+@pytest.mark.parametrize(
+    ("toml", "words"),
+    [
+        (
+            ALIASED.format("a", "b") + ALIASED.format("b", "x"),
+            r"models\.a\.aliases has 'b', .* the name of another",
+        ),
+        (
+            ALIASED.format("b", "x") + ALIASED.format("a", "x"),
+            r"models\.a\.aliases has 'x', .* of model b, too",
+        ),
+        (ALIASED.format("b", "old"), r"models\.b\.aliases has 'old', .* the name of another"),
+    ],
+)
+def test_an_alias_stands_for_one_model_alone(load: Load, toml: str, words: str) -> None:
+    with pytest.raises(UserError, match=words):
+        load(toml, {"old": ModelEntry(EngineName.VLLM)})
+
+
+def test_a_model_may_repeat_its_own_name_and_aliases(load: Load) -> None:
+    config = load('[models.a]\nengine = "vllm"\naliases = ["a", "b", "b"]')
+    assert config.models["a"].aliases == ["a", "b", "b"]
+
+
+@pytest.mark.parametrize(
+    ("entry", "hint"),
+    [
+        ("batch = 'yes'", "models.a.batch takes true or false"),
+        ("gpus = -1", "models.a.gpus takes a whole number, >= 0"),
+        ("aliases = [1]", "models.a.aliases[0] takes a text"),
+        ("source = 1", "models.a.source takes a text or a list of texts"),
+        ("env = ['x']", "models.a.env takes a table of texts"),
+    ],
+)
+def test_the_hint_about_a_models_key_says_what_it_takes(load: Load, entry: str, hint: str) -> None:
+    with pytest.raises(UserError) as caught:
+        load(f"[models.a]\nengine = 'vllm'\n{entry}")
+    assert caught.value.hint == hint
+
+
+def test_a_running_service_keeps_the_last_good_settings_and_tells_of_each_problem_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = tmp_path / "config.toml"
+    file.write_text("")
+    settings = LastGood(lambda: load_config({}, {}, {"FREIGHT_CONFIG": str(file)}))
+    caplog.set_level("INFO", "freight.service")
+    seen: list[int] = []
+    for value in ("7", "", "", "0", "8"):
+        file.write_text(f"limits.records = {value}")
+        seen.append(settings()["limits.records"])
+
+    assert seen == [7, 7, 7, 7, 8]
+    bad, worse, over = caplog.messages
+    assert f"{file} is not valid TOML" in bad
+    assert f"{file}: limits.records is 0" in worse
+    assert over == "the settings are good again, and in force"
+
+
+def test_settings_that_were_never_good_are_refused(load: Load) -> None:
+    with pytest.raises(UserError, match="colour"):
+        LastGood(lambda: load("colour = 1"))
 
 
 @pytest.mark.parametrize("toml", ["retention", "a = 1\na = 2", "[x"])

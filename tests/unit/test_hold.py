@@ -15,6 +15,7 @@ import pytest
 
 from freight.core.device import Device, DeviceKind, Holder, Usage
 from freight.launchers import local
+from freight.launchers.cgroup import make_group
 from freight.launchers.hold import Hold, Holds, read_hold
 from freight.launchers.local import LocalLauncher, LocalWorker, WorkerIdentity
 from freight.launchers.processes import MARKER
@@ -342,3 +343,12 @@ def test_sweep_that_can_look_for_nothing_does_not_break_who_asks(
 
     monkeypatch.setattr(local, "end_all", full)
     assert LocalLauncher(looks, tmp_path).sweep("w", None, 0.1) == ()
+
+
+def test_sweep_of_a_worker_that_was_never_written_down_removes_its_group(looks: Looks, tmp_path: Path) -> None:
+    group = make_group(f"w{os.getpid()}")
+
+    assert LocalLauncher(looks, tmp_path).sweep(f"w{os.getpid()}", None, 5) == ()
+
+    # Where the machine gives groups at all.
+    assert group is None or not group.path.exists()

@@ -30,7 +30,7 @@ async def pinned(office: Office, number: int = 1) -> str:
 
 def shown(office: Office) -> tuple[int, int, str]:
     """Return how many workers of the one pin there are to be and are up, and why there are fewer."""
-    [pin] = office.service.machine.workers().pins
+    [pin] = office.service.machine.workers(office.owner).pins
     return pin.workers, pin.up, pin.reason
 
 
@@ -81,7 +81,7 @@ def test_pins_are_taken_up_by_the_next_service(office: Office) -> None:
         await office.service.machine.unpin(MINE)
 
     async def third() -> None:
-        assert office.service.machine.workers().pins == []
+        assert office.service.machine.workers(office.owner).pins == []
 
     office.run(first, second, third)
 

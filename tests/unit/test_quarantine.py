@@ -67,7 +67,7 @@ def test_what_is_seen_later_is_what_is_told(office: Office) -> None:
         await office.until(lambda: kept(office) == {DEVICE: OTHER.words})
         row = office.plane.apply.quarantine.rows()[DEVICE]
         assert (row.since, row.pid) == (since, OTHER.pid)
-        [device] = (await office.service.machine.devices()).devices
+        [device] = (await office.service.machine.devices(office.owner)).devices
         assert (device.state, device.holder, device.pid) == ("quarantined", OTHER.words, OTHER.pid)
 
     office.run(scenario)

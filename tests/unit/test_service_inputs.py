@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from freight.control import submission
+from freight.control import reading, submission
 from freight.control.intake import scan
 from freight.core.job import State
 from freight.core.view import JobRequest
@@ -34,14 +34,14 @@ def test_many_inputs_being_checked_keep_neither_leases_nor_status_waiting(
         await office.submit("going")
         worker = await office.serving("going")
         await office.until_state("going", State.RUNNING)
-        monkeypatch.setattr(submission, "scan", slow)
+        monkeypatch.setattr(reading, "scan", slow)
         checks = [asyncio.create_task(office.submit(f"large-{number}")) for number in range(MANY)]
         try:
             async with asyncio.timeout(PATIENCE_S / 2):
                 await office.until(lambda: len(office.context.checking) == MANY)
                 orders = await office.say(worker, "going", want=3)
                 assert [lease.index for lease in orders.leases] == [0, 1, 2]
-                assert (await office.service.finder.status("large-0")).state == State.VALIDATING
+                assert (await office.service.finder.status(office.owner, "large-0")).state == State.VALIDATING
         finally:
             free.set()
         await asyncio.gather(*checks)
@@ -61,14 +61,14 @@ def test_job_cancelled_while_its_input_is_checked_ends_so_at_the_next_start(
         return scan(*arguments)
 
     async def cancelled() -> None:
-        monkeypatch.setattr(submission, "scan", until_stopped)
+        monkeypatch.setattr(reading, "scan", until_stopped)
         submitting = asyncio.create_task(office.submit("a"))
         await office.until(begun.is_set)
-        assert (await office.service.cancel("a")).state == State.CANCELLING
+        assert (await office.service.cancel(office.owner, "a")).state == State.CANCELLING
         office.service.stop()
         with pytest.raises(OperationError, match="goes on at its next start"):
             await submitting
-        monkeypatch.setattr(submission, "scan", scan)
+        monkeypatch.setattr(reading, "scan", scan)
 
     async def resumed() -> None:
         await office.until_state("a", State.CANCELLED)
@@ -76,7 +76,7 @@ def test_job_cancelled_while_its_input_is_checked_ends_so_at_the_next_start(
         assert [(line["custom_id"], code(line)) for line in lines] == [
             (f"r{number}", "batch_cancelled") for number in range(COUNT)
         ]
-        await office.service.resume("a")
+        await office.service.resume(office.owner, "a")
         await office.complete("a")
         assert [code(line) for line in await office.lines("a")] == [None] * COUNT
 
@@ -104,7 +104,7 @@ def test_input_that_cannot_be_moved_into_its_job_is_an_error_in_words_and_leaves
 def test_same_request_from_another_place_is_known_by_its_key(office: Office) -> None:
     async def sent(**fields: Any) -> tuple[str, bool]:
         upload = await office.upload()
-        made = await office.service.submit(JobRequest(upload=upload.id, model=MINE, **fields), "key")
+        made = await office.service.submit(office.owner, JobRequest(upload=upload.id, model=MINE, **fields), "key")
         return made.job.id, made.is_new
 
     async def scenario() -> None:

@@ -1,6 +1,8 @@
 """A results file of the service while it is written: what goes on beside it, and what may happen to its job then."""
 
 import asyncio
+import errno
+import os
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -8,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from freight.control import ending
+from freight.control import destination
 from freight.control.output import write_aside
 from freight.core.job import State
 from tests.harness import Json, parse_lines
@@ -21,7 +23,7 @@ class Writing:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.begun, self.free = threading.Event(), threading.Event()
-        monkeypatch.setattr(ending, "write_aside", self._write)
+        monkeypatch.setattr(destination, "write_aside", self._write)
 
     def _write(self, path: Path, job: str, lines: Iterator[tuple[int, bytes]], records: int) -> Any:
         def slowly() -> Iterator[tuple[int, bytes]]:
@@ -67,6 +69,12 @@ def written(target: Path) -> list[Json]:
     return parse_lines(path.read_bytes())
 
 
+def become_a_file(folder: Path) -> None:
+    """Put a file in the place of an empty folder."""
+    folder.rmdir()
+    folder.write_text("mine")
+
+
 def test_other_jobs_go_on_and_are_cancelled_while_a_results_file_is_written(
     office: Office, writing: Writing, target: Path
 ) -> None:
@@ -79,8 +87,8 @@ def test_other_jobs_go_on_and_are_cancelled_while_a_results_file_is_written(
                 await office.until_state("other", State.RUNNING)
                 await office.say(worker, "other", want=2)
                 await office.say(worker, "other", done=done(0, 1))
-                assert (await office.service.finder.status("other")).done == 2
-                assert (await office.service.cancel("other")).state == State.CANCELLING
+                assert (await office.service.finder.status(office.owner, "other")).done == 2
+                assert (await office.service.cancel(office.owner, "other")).state == State.CANCELLING
                 office.hand.ends[worker].set()
                 await office.until_state("other", State.CANCELLED)
                 assert office.state("slow") is State.FINALIZING
@@ -99,13 +107,51 @@ def test_job_cancelled_while_its_results_file_is_written_ends_with_a_whole_file_
         await until_writing(office, writing, target)
         try:
             async with asyncio.timeout(PATIENCE_S / 2):
-                assert (await office.service.cancel("slow")).state == State.CANCELLING
+                assert (await office.service.cancel(office.owner, "slow")).state == State.CANCELLING
         finally:
             writing.free.set()
         await office.until_state("slow", State.CANCELLED)
         if files_in(target):
             assert len(written(target)) == COUNT
         assert len(await office.lines("slow")) == COUNT
+
+    office.run(scenario)
+
+
+def test_job_whose_output_folder_has_become_a_file_fails_alone(office: Office, target: Path) -> None:
+    async def scenario() -> None:
+        await office.submit("lost", output=str(target))
+        worker = await office.serving("lost")
+        become_a_file(target)
+        await office.finish(worker, "lost")
+        office.hand.ends[worker].set()
+        await office.until_state("lost", State.FAILED)
+        assert len(await office.lines("lost")) == COUNT
+        await office.submit("other")
+        await office.serving("other", 2)
+
+    office.run(scenario)
+    assert target.read_text() == "mine"
+
+
+def test_disk_that_fails_where_results_go_ends_the_job_alone(
+    office: Office, target: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: object) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    async def scenario() -> None:
+        await office.submit("lost", output=str(target))
+        worker = await office.serving("lost")
+        with monkeypatch.context() as patch:
+            for part in ("mark", "drop"):
+                patch.setattr(destination._AtPath, part, fails)
+            await office.finish(worker, "lost")
+            office.hand.ends[worker].set()
+            await office.until_state("lost", State.FAILED)
+        assert len(await office.lines("lost")) == COUNT
+        await office.submit("other")
+        await office.serving("other", 2)
 
     office.run(scenario)
 

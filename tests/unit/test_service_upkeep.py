@@ -70,17 +70,17 @@ def test_going_on_with_a_job_whose_endpoint_is_silent_keeps_no_other_job_waiting
     async def scenario(url: str) -> None:
         await office.submit("far", model=url)
         worker = await office.started(1)
-        await office.service.cancel("far")
+        await office.service.cancel(office.owner, "far")
         office.hand.ends[worker].set()
         await office.until_state("far", State.CANCELLED)
         silent.set()
-        going = asyncio.create_task(getattr(office.service, verb)("far"))
+        going = asyncio.create_task(getattr(office.service, verb)(office.owner, "far"))
         try:
             async with asyncio.timeout(PATIENCE_S / 2):
                 await office.until(asked.is_set)
                 await office.submit("near")
                 worker = await office.started(2)
-                await office.service.cancel("near")
+                await office.service.cancel(office.owner, "near")
                 office.hand.ends[worker].set()
                 await office.until_state("near", State.CANCELLED)
         finally:
@@ -111,7 +111,7 @@ def test_variables_of_a_model_are_kept_in_no_file_and_must_be_the_same_when_a_jo
 
     async def changed() -> None:
         await office.until_state("b", State.FAILED)
-        status = await office.service.finder.status("b")
+        status = await office.service.finder.status(office.owner, "b")
         assert "the variables (env) of model mine are not those that the job was submitted with" in status.reason
         assert "other" not in status.reason and SECRET not in status.reason
         assert not office.hand.places

@@ -48,7 +48,7 @@ def test_job_whose_worker_finds_no_descriptors_is_suspended_and_goes_on(office: 
             await office.until(lambda left=left: len(office.hand.refusals) == left)  # type: ignore[misc]
             await until_room(office, "a")
         await office.complete("a")
-        events = (await office.service.finder.status("a")).events
+        events = (await office.service.finder.status(office.owner, "a")).events
         assert [event.detail for event in events if event.state == State.SUSPENDED] == [words] * 4
 
     office.run(scenario)
@@ -95,7 +95,7 @@ def test_status_of_a_job_that_ends_while_it_is_asked_for_is_final(office: Office
             return count(*arguments)
 
         office.service.finder.failures = slowly  # type: ignore[method-assign]
-        asking = asyncio.create_task(office.service.finder.status("a"))
+        asking = asyncio.create_task(office.service.finder.status(office.owner, "a"))
         try:
             await office.until(asked.is_set)
             await office.finish(worker, "a")
@@ -141,7 +141,7 @@ def test_what_a_warm_server_wrote_while_idle_is_in_no_jobs_log(office: Office) -
         await office.finish(worker, "second")
         await office.say(worker, "second", phase=Phase.IDLE)
         await office.until_state("second", State.COMPLETED)
-        pieces = [piece async for piece in await office.service.streams.logs("second", 1, None, False)]
+        pieces = [piece async for piece in await office.service.streams.logs(office.owner, "second", 1, None, False)]
         assert b"".join(pieces) == b"at work\n"
         assert not [path for path in office.holds("while idle") if path != log]
 

@@ -16,8 +16,8 @@ from freight.core.job import State
 from freight.core.model import EngineName, ModelEntry, ModelSpec
 from freight.core.record import Rules
 from freight.core.view import JobRequest
-from freight.store.catalog import JobRow
 from freight.store.database import Sharing
+from freight.store.rows import JobRow
 
 COUNT = 3
 MODEL = ModelSpec("m", ModelEntry(engine=EngineName.ENDPOINT, source="http://a"), "m", None, None, frozenset(), {})

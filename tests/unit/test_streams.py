@@ -17,10 +17,10 @@ from freight.control.streams import Streams
 from freight.core.answer import Answer, answer_line, error_line
 from freight.core.job import State
 from freight.core.record import Rules
-from freight.store.catalog import JobRow
 from freight.store.database import Sharing
 from freight.store.folder import Locking
 from freight.store.results import Results
+from freight.store.rows import JobRow
 
 COUNT = 6
 
