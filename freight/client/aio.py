@@ -12,7 +12,7 @@ import httpx
 
 from freight.client import calls
 from freight.client.address import Reach, find_service
-from freight.client.calls import Call, ConnectionLost, JobFilters, JobOptions
+from freight.client.calls import Call, ConnectionLost, JobFilters, JobOptions, P
 from freight.client.outgoing import Input, Source, outgoing, pieces, size_of
 from freight.client.saving import Going, Saving
 from freight.client.streams import AsyncResultStream, AsyncStream
@@ -111,14 +111,9 @@ class AsyncClient:
 
     async def jobs(self, state: str | None = None, **filters: Unpack[JobFilters]) -> AsyncIterator[JobSummary]:
         """Yield the jobs, the newest first; with `state` those in it, or with "active" those that are not final."""
-        after: str | None = None
-        while True:
-            page = await self._ask(calls.jobs(state, filters, after))
+        async for page in self._pages(lambda after: calls.jobs(state, filters, after)):
             for job in page.jobs:
                 yield job
-            after = page.next
-            if after is None:
-                return
 
     async def wait(
         self,
@@ -194,12 +189,7 @@ class AsyncClient:
 
     async def models(self) -> list[ModelInfo]:
         """Return the registered models that one may run."""
-        page = await self._ask(calls.models(None))
-        found = page.models
-        while page.next is not None:
-            page = await self._ask(calls.models(page.next))
-            found.extend(page.models)
-        return found
+        return [one async for page in self._pages(calls.models) for one in page.models]
 
     async def workers(self) -> list[WorkerStatus]:
         """Return the workers there are now, those of jobs and those that keep a model warm."""
@@ -207,11 +197,8 @@ class AsyncClient:
 
     async def machine(self) -> WorkerList:
         """Return the workers there are now, and the models that are to be up always."""
-        found = page = await self._ask(calls.workers(None))
-        while page.next is not None:
-            page = await self._ask(calls.workers(page.next))
-            found.workers.extend(page.workers)
-        return replace(found, next=None)
+        pages = [page async for page in self._pages(calls.workers)]
+        return replace(pages[0], workers=[one for page in pages for one in page.workers], next=None)
 
     async def pin(self, model: str, workers: int = 1) -> list[PinStatus]:
         """Have so many workers of a model up always, whether a job needs them or not; return all pins."""
@@ -223,12 +210,7 @@ class AsyncClient:
 
     async def devices(self) -> list[DeviceStatus]:
         """Return the devices of the service's machine, and who has them."""
-        page = await self._ask(calls.devices(None))
-        found = page.devices
-        while page.next is not None:
-            page = await self._ask(calls.devices(page.next))
-            found.extend(page.devices)
-        return found
+        return [one async for page in self._pages(calls.devices) for one in page.devices]
 
     async def release_device(self, device: str) -> list[DeviceStatus]:
         """Let a device out of quarantine, whatever is left on it; return all devices."""
@@ -248,12 +230,7 @@ class AsyncClient:
 
     async def tokens(self) -> list[TokenInfo]:
         """Return the tokens that there are, without themselves; only admins may."""
-        page = await self._ask(calls.tokens(None))
-        found = page.tokens
-        while page.next is not None:
-            page = await self._ask(calls.tokens(page.next))
-            found.extend(page.tokens)
-        return found
+        return [one async for page in self._pages(calls.tokens) for one in page.tokens]
 
     async def revoke_tokens(self, which: str) -> list[TokenInfo]:
         """End a token at once, by its id, or all tokens of a user; return those. Only admins may."""
@@ -312,6 +289,14 @@ class AsyncClient:
     async def _ask(self, call: Call[T], content: AsyncIterator[bytes] | None = None) -> T:
         response = await self._send(call, content, False)
         return calls.read(call, response.status_code, response.content, self._address)
+
+    async def _pages(self, call: Callable[[str | None], Call[P]]) -> AsyncIterator[P]:
+        """Yield the pages of a list; `call` asks for the one after a place."""
+        page = await self._ask(call(None))
+        yield page
+        while page.next is not None:
+            page = await self._ask(call(page.next))
+            yield page
 
     async def _stream(self, call: Call[None]) -> httpx.Response:
         response = await self._send(call, None, True)

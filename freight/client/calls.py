@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Final, Generic, TypedDict, TypeVar, cast
+from typing import Any, Final, Generic, Protocol, TypedDict, TypeVar, cast
 from urllib.parse import quote
 
 import msgspec
@@ -48,6 +48,16 @@ from freight.errors import (
 )
 
 T = TypeVar("T")
+
+
+class Page(Protocol):
+    """Part of a list. `next` is where the next part begins, None at the end."""
+
+    @property
+    def next(self) -> str | None: ...
+
+
+P = TypeVar("P", bound=Page)
 NAME_RULE: Final = "letters, digits, '_', '.' and '-', 64 at most, the first a letter or digit"
 PAGE_JOBS: Final = 100
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")

@@ -12,7 +12,7 @@ import httpx
 
 from freight.client import calls
 from freight.client.address import Reach, find_service
-from freight.client.calls import Call, ConnectionLost, JobFilters, JobOptions
+from freight.client.calls import Call, ConnectionLost, JobFilters, JobOptions, P
 from freight.client.outgoing import Input, Source, outgoing, pieces, size_of
 from freight.client.saving import Going, Saving
 from freight.client.streams import ResultStream, Stream
@@ -138,13 +138,8 @@ class Client:
 
         `filters` are those of `freight.client.calls.JobFilters`: model, name, user, created_after, created_before.
         """
-        after: str | None = None
-        while True:
-            page = self._ask(calls.jobs(state, filters, after))
+        for page in self._pages(lambda after: calls.jobs(state, filters, after)):
             yield from page.jobs
-            after = page.next
-            if after is None:
-                return
 
     def wait(
         self, name: str, timeout: float | None = None, on_status: Callable[[JobStatus], None] | None = None
@@ -226,12 +221,7 @@ class Client:
 
     def models(self) -> list[ModelInfo]:
         """Return the registered models that one may run."""
-        page = self._ask(calls.models(None))
-        found = page.models
-        while page.next is not None:
-            page = self._ask(calls.models(page.next))
-            found.extend(page.models)
-        return found
+        return [one for page in self._pages(calls.models) for one in page.models]
 
     def workers(self) -> list[WorkerStatus]:
         """Return the workers there are now, those of jobs and those that keep a model warm."""
@@ -239,11 +229,8 @@ class Client:
 
     def machine(self) -> WorkerList:
         """Return the workers there are now, and the models that are to be up always."""
-        found = page = self._ask(calls.workers(None))
-        while page.next is not None:
-            page = self._ask(calls.workers(page.next))
-            found.workers.extend(page.workers)
-        return replace(found, next=None)
+        pages = list(self._pages(calls.workers))
+        return replace(pages[0], workers=[one for page in pages for one in page.workers], next=None)
 
     def pin(self, model: str, workers: int = 1) -> list[PinStatus]:
         """Have so many workers of a model up always, whether a job needs them or not; return all pins."""
@@ -255,12 +242,7 @@ class Client:
 
     def devices(self) -> list[DeviceStatus]:
         """Return the devices of the service's machine, and who has them."""
-        page = self._ask(calls.devices(None))
-        found = page.devices
-        while page.next is not None:
-            page = self._ask(calls.devices(page.next))
-            found.extend(page.devices)
-        return found
+        return [one for page in self._pages(calls.devices) for one in page.devices]
 
     def release_device(self, device: str) -> list[DeviceStatus]:
         """Let a device out of quarantine, whatever is left on it; return all devices."""
@@ -280,12 +262,7 @@ class Client:
 
     def tokens(self) -> list[TokenInfo]:
         """Return the tokens that there are, without themselves; only admins may."""
-        page = self._ask(calls.tokens(None))
-        found = page.tokens
-        while page.next is not None:
-            page = self._ask(calls.tokens(page.next))
-            found.extend(page.tokens)
-        return found
+        return [one for page in self._pages(calls.tokens) for one in page.tokens]
 
     def revoke_tokens(self, which: str) -> list[TokenInfo]:
         """End a token at once, by its id, or all tokens of a user; return those. Only admins may."""
@@ -343,6 +320,14 @@ class Client:
     def _ask(self, call: Call[T], content: Iterator[bytes] | None = None) -> T:
         response = self._send(call, content, False)
         return calls.read(call, response.status_code, response.content, self._address)
+
+    def _pages(self, call: Callable[[str | None], Call[P]]) -> Iterator[P]:
+        """Yield the pages of a list; `call` asks for the one after a place."""
+        page = self._ask(call(None))
+        yield page
+        while page.next is not None:
+            page = self._ask(call(page.next))
+            yield page
 
     def _stream(self, call: Call[None]) -> httpx.Response:
         response = self._send(call, None, True)

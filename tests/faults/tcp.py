@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Final
 from urllib.parse import parse_qs
 
+import psutil
 import uvloop
 
 from freight.api.auth import ACCOUNT
@@ -164,3 +165,8 @@ async def until(condition: Callable[[], object]) -> None:
     """Wait until something holds."""
     while not condition():  # noqa: ASYNC110, nothing tells us.
         await asyncio.sleep(0.01)
+
+
+def resident() -> int:
+    """Return the memory of this process, in bytes."""
+    return psutil.Process().memory_info().rss
