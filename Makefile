@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: install demo test vllm lint check bench clean
+.PHONY: install demo test vllm lint check bench bench-peers bench-real clean
 
 install: $(VENV)/.installed
 
@@ -35,13 +35,42 @@ lint: install
 
 check: lint test
 
-bench: install
-	@$(BIN)/python -m bench.scale --records 150000
-	@$(BIN)/python -m bench.scale --records 1000000
+# What people use today, each in an environment of its own; and what draws the plots.
+bench-peers: install
+	@$(BIN)/python -m bench.peers.install
+
+# FACTOR is of the number of records, TINY that of W6 where all take part: with 1 for both it takes most of a day.
+# FACTOR=0.02 TINY=0.02 ROUNDS=1 for a quick look. FOLDER should be on a real disk.
+FACTOR ?= 0.25
+TINY ?= 0.2
+ROUNDS ?= 5
+FOLDER ?= build/bench
+RACES ?= W1 W2 W3 W3b W4 W5-24 W5-300 W7
+RACE = $(BIN)/python -m bench.race --folder $(FOLDER)
+SIZE = --rounds $(ROUNDS) --factor $(FACTOR) --folder $(FOLDER)
+
+bench: install bench-peers
+	@mkdir -p $(FOLDER) && rm -f build/bench/results.jsonl
+	@$(RACE) $(RACES) --rounds $(ROUNDS) --factor $(FACTOR)
+	@$(RACE) W6 --rounds $(ROUNDS) --factor $(TINY)
+	@$(RACE) W6 --rounds $(ROUNDS) --peers freight bare
+	@$(RACE) W6-1M --rounds 1 --peers freight
+	@$(BIN)/python -m bench.peak $(SIZE)
+	@$(BIN)/python -m bench.spread $(SIZE)
+	@$(BIN)/python -m bench.costs --rounds $(ROUNDS) --folder $(FOLDER)
+	@$(BIN)/python -m bench.hotpath --folder $(FOLDER)
+	@$(BIN)/python -m bench.order
+	@$(BIN)/python -m bench.simengine.cost
+	@$(BIN)/python -m bench.report
 	@$(BIN)/python -m bench.service
 	@$(BIN)/python -m bench.workers
 	@$(BIN)/python -m bench.people
 	@$(BIN)/python -m bench.slow
+
+# On real engines; needs `make vllm`.
+bench-real: install vllm
+	@$(BIN)/python -m bench.realengines --rounds $(ROUNDS)
+	@$(BIN)/python -m bench.report
 
 clean:
 	rm -rf $(VENV) build *.egg-info

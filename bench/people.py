@@ -28,7 +28,7 @@ from typing import Any, Final
 import aiohttp
 import psutil
 
-from bench.engines import engine
+from bench.engines import simulated
 from bench.serving import serving
 from freight import Client
 
@@ -308,10 +308,9 @@ def main() -> None:
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="freight-bench-") as name, contextlib.ExitStack() as stack:
         folder = Path(name)
-        quick = stack.enter_context(engine(folder / "quick", "--digest"))
-        slow = [
-            stack.enter_context(engine(folder / model, "--digest", "--latency", str(LATENCY_S))) for model in MODELS
-        ]
+        quick = stack.enter_context(simulated(folder / "quick", ["--digest"])).url
+        options = ["--digest", "--latency", str(LATENCY_S)]
+        slow = [stack.enter_context(simulated(folder / model, options)).url for model in MODELS]
         configure(folder, quick, slow)
         own = {"FREIGHT_DATA": str(folder / "data"), "FREIGHT_CONFIG": str(folder / "config.toml")}
         client = stack.enter_context(serving(folder, {**os.environ, **own}))

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -121,6 +122,16 @@ def finish(child: subprocess.Popen[str], stdin: str | None = None, timeout: floa
         raise AssertionError(f"{child.args} took over {timeout} s; it said: {stderr}") from None
     assert "Traceback" not in stderr, stderr
     return Finished(child.returncode, stdout, stderr)
+
+
+def imports(box: Box, program: str, *arguments: str, **extra: str) -> tuple[Finished, set[str]]:
+    """Run `python -m PROGRAM ARGUMENTS` in a box; return how it ended, and the modules that it imported."""
+    done = subprocess.run(
+        [sys.executable, "-X", "importtime", "-m", program, *arguments],
+        env=box.environment(**extra), cwd=box.folder, capture_output=True, text=True, timeout=PATIENCE_S, check=False,
+    )  # fmt: skip
+    names = re.findall(r"^import time: .*\| +([\w.]+)$", done.stderr, re.MULTILINE)
+    return Finished(done.returncode, done.stdout, done.stderr), set(names)
 
 
 def parse_lines(content: bytes) -> list[Json]:

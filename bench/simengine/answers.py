@@ -22,13 +22,18 @@ def _sha256(text: str) -> bytes:
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()
 
 
-def _usage(prompt: int, completion: int) -> dict[str, Any]:
+def _usage(ask: Ask, completion: int) -> dict[str, Any]:
     return {
-        "prompt_tokens": prompt,
+        "prompt_tokens": ask.prompt_tokens,
         "completion_tokens": completion,
-        "total_tokens": prompt + completion,
-        "prompt_tokens_details": {"cached_tokens": 0},
+        "total_tokens": ask.prompt_tokens + completion,
+        "prompt_tokens_details": {"cached_tokens": ask.cached_tokens},
     }
+
+
+def _tokens(ask: Ask, content: str) -> int:
+    """Return the tokens of an answer: as many as were set, else one for each word."""
+    return ask.output_tokens if ask.output_tokens is not None else count_words(content) * ask.copies
 
 
 def _reply(ask: Ask, body: dict[str, Any], completion_tokens: int = 0) -> Reply:
@@ -36,7 +41,7 @@ def _reply(ask: Ask, body: dict[str, Any], completion_tokens: int = 0) -> Reply:
 
 
 def _chat(ask: Ask, model: str, content: str, finish: str) -> Reply:
-    tokens = count_words(content) * ask.copies
+    tokens = _tokens(ask, content)
     body = {
         "id": "chatcmpl-sim",
         "object": "chat.completion",
@@ -51,13 +56,13 @@ def _chat(ask: Ask, model: str, content: str, finish: str) -> Reply:
             }
             for index in range(ask.copies)
         ],
-        "usage": _usage(ask.prompt_tokens, tokens),
+        "usage": _usage(ask, tokens),
     }
     return _reply(ask, body, tokens)
 
 
 def _completion(ask: Ask, model: str, content: str, finish: str) -> Reply:
-    tokens = count_words(content) * ask.copies
+    tokens = _tokens(ask, content)
     body = {
         "id": "cmpl-sim",
         "object": "text_completion",
@@ -66,13 +71,13 @@ def _completion(ask: Ask, model: str, content: str, finish: str) -> Reply:
         "choices": [
             {"index": index, "text": content, "logprobs": None, "finish_reason": finish} for index in range(ask.copies)
         ],
-        "usage": _usage(ask.prompt_tokens, tokens),
+        "usage": _usage(ask, tokens),
     }
     return _reply(ask, body, tokens)
 
 
 def _responses(ask: Ask, model: str, content: str, finish: str) -> Reply:
-    tokens = count_words(content)
+    tokens = _tokens(ask, content)
     whole = finish == "stop"
     part: dict[str, Any] = {"type": "output_text", "text": content, "annotations": []}
     status = "completed" if whole else "incomplete"
@@ -88,7 +93,7 @@ def _responses(ask: Ask, model: str, content: str, finish: str) -> Reply:
         "output": [message | {"content": [part]}],
         "usage": {
             "input_tokens": ask.prompt_tokens,
-            "input_tokens_details": {"cached_tokens": 0},
+            "input_tokens_details": {"cached_tokens": ask.cached_tokens},
             "output_tokens": tokens,
             "output_tokens_details": {"reasoning_tokens": 0},
             "total_tokens": ask.prompt_tokens + tokens,
@@ -137,7 +142,7 @@ def _rerank(ask: Ask, model: str, _content: str, _finish: str) -> Reply:
 
 def _score(ask: Ask, model: str, _content: str, _finish: str) -> Reply:
     data = [{"index": index, "object": "score", "score": _score_of(ask, text)} for index, text in enumerate(ask.items)]
-    usage = _usage(ask.prompt_tokens, 0)
+    usage = _usage(ask, 0)
     return _reply(ask, _listing("score-sim", model, data, usage))
 
 

@@ -1,7 +1,8 @@
 """What a request body asks for: only the fields the simulated engine obeys are read out of it."""
 
+import hashlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Final, NoReturn, TypeGuard, TypeVar, cast
 
 import msgspec
@@ -9,6 +10,10 @@ import msgspec
 MAX_CHOICES: Final = 128
 # Texts longer than this are counted piece by piece, so that no huge list of words is built.
 COUNT_PIECE: Final = 1 << 20
+# Roles of pieces that are no text: token ids, and what is not text in a message.
+IDS: Final = "\0ids"
+MEDIA: Final = "\0media"
+WORDLESS: Final = frozenset((IDS, MEDIA))
 
 
 class AskError(Exception):
@@ -23,21 +28,35 @@ class AskError(Exception):
 class Ask(msgspec.Struct):
     """One request, reduced to what an answer depends on.
 
-    `text` is where markers are looked for and what a prompt is counted under; `items` are the inputs
-    that each get a vector or a score.
+    `text` is where markers are looked for and what a prompt is counted under; `pieces` are all that is
+    read, each with the role it has, in order; `items` are the inputs that each get a vector or a score.
+    The tokens are for whoever answers to fill in; an `output_tokens` of None is counted from the answer.
     """
 
     model: str | None
     text: str
-    prompt_tokens: int
+    pieces: list[tuple[str, str]]
     copies: int = 1
     items: list[str] = []
     top_n: int | None = None
     base64: bool = False
+    token_ids: int = 0
+    tools: Any = None
+    max_tokens: Any = None
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    output_tokens: int | None = None
+
+    def count_words(self) -> int:
+        """Return the words that are read, token ids counting one each."""
+        return self.token_ids + sum(count_words(text) for role, text in self.pieces if role not in WORDLESS)
 
 
 class _Part(msgspec.Struct):
     text: str | None = None
+    type: Any = None
+    image_url: Any = None
+    input_audio: Any = None
 
 
 class _Message(msgspec.Struct):
@@ -63,6 +82,9 @@ class ChatBody(_Body):
 
     messages: list[_Message] = []
     n: int | None = None
+    tools: Any = None
+    max_tokens: Any = None
+    max_completion_tokens: Any = None
 
 
 class CompletionBody(_Body):
@@ -70,12 +92,16 @@ class CompletionBody(_Body):
 
     prompt: str | list[Any] | None = None
     n: int | None = None
+    max_tokens: Any = None
 
 
 class ResponsesBody(_Body):
     """Body of /v1/responses."""
 
     input: str | list[_Item] | None = None
+    instructions: Any = None
+    tools: Any = None
+    max_output_tokens: Any = None
 
 
 class EmbeddingBody(_Body):
@@ -132,73 +158,89 @@ def _copies(n: int | None) -> int:
 def _ask_chat(body: ChatBody) -> Ask:
     if not body.messages:
         raise AskError("messages must hold at least one message", "messages")
-    last, words = "", 0
-    for message in body.messages:
-        text = _text_of(message.content)
-        words += count_words(text)
-        if message.role == "user":
+    last, pieces = _read_turns(body.messages)
+    most = body.max_completion_tokens if body.max_completion_tokens is not None else body.max_tokens
+    return Ask(body.model, last, pieces, _copies(body.n), tools=body.tools, max_tokens=most)
+
+
+def _read_turns(turns: Sequence[_Message | _Item]) -> tuple[str, list[tuple[str, str]]]:
+    """Return the text of the last turn of the user, and the pieces of all."""
+    last = ""
+    pieces: list[tuple[str, str]] = []
+    for turn in turns:
+        text = _text_of(turn.content)
+        pieces.append((turn.role or "", text))
+        if isinstance(turn.content, list):
+            pieces += [(MEDIA, _media_digest(part)) for part in turn.content if part.text is None]
+        if turn.role == "user":
             last = text
-    return Ask(body.model, last, words, _copies(body.n))
+    return last, pieces
+
+
+def _media_digest(part: _Part) -> str:
+    """Return what stands for a part that is no text: equal parts, equal digests."""
+    shown = json.dumps([part.type, part.image_url, part.input_audio], sort_keys=True)
+    return hashlib.sha256(shown.encode()).hexdigest()
 
 
 def _is_token_ids(value: Any) -> TypeGuard[list[int]]:
     return isinstance(value, list) and set(map(type, cast("list[Any]", value))) == {int}
 
 
-def _tokens_or_texts(value: str | list[Any] | None, param: str) -> tuple[list[str], int]:
-    """Return the inputs as texts, and their tokens; token ids become the text of their list."""
+def _tokens_or_texts(value: str | list[Any] | None, param: str) -> tuple[list[tuple[str, str]], int]:
+    """Return the inputs as pieces, and how many token ids they have; these become the text of their list."""
     if value is None or value == []:
         raise AskError(f"{param} is required and must not be empty", param)
     if isinstance(value, str):
-        return [value], count_words(value)
+        return [("", value)], 0
     given: list[Any] = [value] if isinstance(value[0], int) else value
-    texts: list[str] = []
-    tokens = 0
+    pieces: list[tuple[str, str]] = []
+    ids = 0
     for item in given:
         if isinstance(item, str):
-            texts.append(item)
-            tokens += count_words(item)
+            pieces.append(("", item))
         elif _is_token_ids(item):
-            texts.append(str(item))
-            tokens += len(item)
+            pieces.append((IDS, str(item)))
+            ids += len(item)
         else:
             raise AskError(f"{param} must be text, token ids, or a list of these", param)
-    return texts, tokens
+    return pieces, ids
 
 
 def _ask_completion(body: CompletionBody) -> Ask:
-    texts, tokens = _tokens_or_texts(body.prompt, "prompt")
-    return Ask(body.model, "\n".join(texts), tokens, _copies(body.n) * len(texts))
+    pieces, ids = _tokens_or_texts(body.prompt, "prompt")
+    text = "\n".join(text for _, text in pieces)
+    copies = _copies(body.n) * len(pieces)
+    return Ask(body.model, text, pieces, copies, token_ids=ids, max_tokens=body.max_tokens)
 
 
 def _ask_embedding(body: EmbeddingBody) -> Ask:
-    texts, tokens = _tokens_or_texts(body.input, "input")
+    pieces, ids = _tokens_or_texts(body.input, "input")
+    texts = [text for _, text in pieces]
     if "" in texts:
         raise AskError("input must not be an empty string", "input")
     as_base64 = body.encoding_format == "base64"
-    return Ask(body.model, "\n".join(texts), tokens, items=texts, base64=as_base64)
+    return Ask(body.model, "\n".join(texts), pieces, items=texts, base64=as_base64, token_ids=ids)
 
 
 def _ask_responses(body: ResponsesBody) -> Ask:
     if not body.input:
         raise AskError("input is required and must not be empty", "input")
     if isinstance(body.input, str):
-        return Ask(body.model, body.input, count_words(body.input))
-    last, words = "", 0
-    for item in body.input:
-        text = _text_of(item.content)
-        words += count_words(text)
-        if item.role == "user":
-            last = text
-    return Ask(body.model, last, words)
+        last, pieces = body.input, [("user", body.input)]
+    else:
+        last, pieces = _read_turns(body.input)
+    if isinstance(body.instructions, str):
+        pieces.insert(0, (MEDIA, body.instructions))  # Read, and not counted in words.
+    return Ask(body.model, last, pieces, tools=body.tools, max_tokens=body.max_output_tokens)
 
 
 def _ask_rerank(body: RerankBody) -> Ask:
     if not body.query or not body.documents:
         raise AskError("query and documents are required", "documents" if body.query else "query")
     texts = [item if isinstance(item, str) else item.text for item in body.documents]
-    words = sum(count_words(body.query) + count_words(text) for text in texts)
-    return Ask(body.model, "\n".join((body.query, *texts)), words, items=texts, top_n=body.top_n)
+    pieces = [piece for text in texts for piece in (("query", body.query), ("document", text))]
+    return Ask(body.model, "\n".join((body.query, *texts)), pieces, items=texts, top_n=body.top_n)
 
 
 def _ask_score(body: ScoreBody) -> Ask:
@@ -209,7 +251,7 @@ def _ask_score(body: ScoreBody) -> Ask:
     if len(lefts) == 1:
         lefts = lefts * len(rights)
     pairs = [f"{left}\n{right}" for left, right in zip(lefts, rights, strict=True)]
-    return Ask(body.model, "\n".join(pairs), sum(map(count_words, pairs)), items=pairs)
+    return Ask(body.model, "\n".join(pairs), [("pair", pair) for pair in pairs], items=pairs)
 
 
 def _refuse_constant(name: str) -> NoReturn:

@@ -12,9 +12,13 @@ from typing import Final, Protocol
 
 from bench.simengine.answers import ANSWERS, digest_text
 from bench.simengine.asks import READERS, Ask, AskError
+from bench.simengine.batching import Batch
+from bench.simengine.faults import Chance, Hang, Slow
 from bench.simengine.markers import PREFIX, Deed, Link, Script, read_script
 from bench.simengine.once import SeenPrompts
 from bench.simengine.options import Options
+from bench.simengine.physics import Request
+from bench.simengine.prompt import NO_LIMIT, Work, read_work
 from bench.simengine.record import Recorder
 from bench.simengine.reply import Reply, error_reply
 
@@ -25,7 +29,29 @@ LOADING: Final = error_reply(503, "loading model")
 CHAOS: Final = error_reply(503, "overloaded by chance", headers=b"Retry-After: 0\r\n")
 UNAUTHORIZED: Final = error_reply(401, "incorrect API key provided", code="invalid_api_key")
 
-Outcome = Reply | Deed
+_PLAIN: Final = Script()
+
+
+class Task:
+    """An answer that the physics has to make first; `reply` makes it of how many tokens were cached."""
+
+    __slots__ = ("_ask", "_engine", "_path", "_script", "work")
+
+    def __init__(self, engine: "Engine", path: str, ask: Ask, script: Script, work: Work) -> None:
+        """Note what is to be answered."""
+        self._engine = engine
+        self._path = path
+        self._ask = ask
+        self._script = script
+        self.work = work
+
+    def reply(self, cached_tokens: int) -> Reply:
+        """Return the answer."""
+        self._ask.cached_tokens = cached_tokens
+        return self._engine.scripted_answer(self._path, self._ask, self._script, self.work)
+
+
+Outcome = Reply | Deed | Task | Hang
 
 
 class Client(Link, Protocol):
@@ -41,7 +67,7 @@ class Client(Link, Protocol):
 class Job:
     """A request that cannot be answered at once: it takes time, or waits for a slot."""
 
-    __slots__ = ("client", "delay_s", "gone", "keep_alive", "outcome", "started", "timer")
+    __slots__ = ("client", "delay_s", "gone", "keep_alive", "outcome", "request", "started", "timer")
 
     def __init__(self, client: Client, outcome: Outcome | None, delay_s: float, keep_alive: bool) -> None:
         """Make a job; one whose outcome is None is never answered."""
@@ -52,6 +78,8 @@ class Job:
         self.started = False
         self.gone = False
         self.timer: asyncio.TimerHandle | None = None
+        # What the physics has of it, until that is done.
+        self.request: Request | None = None
 
 
 class Engine:
@@ -68,16 +96,26 @@ class Engine:
             self._record = Recorder(options.record).append
         self._seen = SeenPrompts(options.once_file)
         self._random = Random(options.seed)
+        self._chance = Chance(options.faults, options.seed) if options.faults else None
+        self.batch: Batch | None = None
+        if options.physics is not None:
+            self.batch = Batch(options.physics, options.speed, loop, self._batch_done)
         self._waiting: deque[Job] = deque()
         self.by_prompt: Counter[str] = Counter()
         self.requests = self.answered = 0
         self.running = self.in_flight = self.in_flight_max = 0
         self.prompt_tokens = self.generation_tokens = 0
+        # By the loop's clock, which is the machine's monotonic one; 0 until then.
+        self.first_request_at = self.last_answer_at = 0.0
+        self.ready_at = loop.time()
+        self.stop_listening: Callable[[], None] = lambda: None
 
-    @property
-    def waiting(self) -> int:
-        """Requests accepted that have no slot yet."""
-        return self.in_flight - self.running
+    def load(self) -> tuple[int, int]:
+        """Return how many requests run, and how many were accepted and do not run yet."""
+        if self.batch is None:
+            return self.running, self.in_flight - self.running
+        core = self.batch.look()
+        return self.running + core.running, core.waiting
 
     @property
     def hung(self) -> bool:
@@ -92,19 +130,25 @@ class Engine:
         """Note that /health was answered; an engine that is to die once it is ready says nothing more, and does so."""
         if self.options.die_when_ready and not self.is_loading():
             self.mute = True
+            # No request may be on its way to it: its end is no record's fault.
+            self.stop_listening()
             # After what the connection has to write: the probe gets its answer.
             self._loop.call_later(DIE_WHEN_READY_S, os._exit, DIE_AFTER_STATUS)
 
     def post(self, client: Client, path: str, body: bytes, *, authorized: bool, keep_alive: bool) -> None:
         """Take one POST and answer it now, later or never, as the options and its markers say."""
         self.requests += 1
+        if self.requests == 1:
+            self.first_request_at = self._loop.time()
         if self._record is not None:
             self._record(path, body)
         if self.requests == self.options.die_after:
             os._exit(DIE_AFTER_STATUS)
         outcome, delay_s = self._decide(path, body, authorized)
-        if self.hung:
+        if self.hung or isinstance(outcome, Hang):
             self._queue(Job(client, None, 0, keep_alive))
+        elif isinstance(outcome, Task):
+            self._put_in_batch(client, outcome, delay_s + self.options.latency_s, keep_alive)
         elif not isinstance(outcome, Reply) and not delay_s:
             outcome(client)  # A death or a reset waits for no slot.
         elif outcome is UNAUTHORIZED or outcome is LOADING:
@@ -116,7 +160,9 @@ class Engine:
         """Drop a job whose client is gone, and free its slot."""
         job.gone = True
         self.in_flight -= 1
-        if job.started:
+        if self.batch is not None and job.request is not None:
+            self.batch.drop(job.request)
+        elif job.started:
             if job.timer is not None:
                 job.timer.cancel()
             self.running -= 1
@@ -131,32 +177,78 @@ class Engine:
         if path not in READERS:
             return error_reply(404, f"no such path: {path}"), 0
         try:
-            ask = READERS[path](body)
+            return self._meet(path, READERS[path](body))
         except AskError as error:
             return error_reply(400, str(error), param=error.param), 0
-        if self.options.count_prompts:
+
+    def _meet(self, path: str, ask: Ask) -> tuple[Outcome, float]:
+        """Let what is left to chance go wrong, or else answer; raise AskError for a prompt that is too long."""
+        options = self.options
+        if options.count_prompts:
             self.by_prompt[ask.text] += 1
-        if self.options.chaos and self._random.random() < self.options.chaos:
+        if options.poison is not None and options.poison in ask.text:
+            os._exit(DIE_AFTER_STATUS)
+        if options.chaos and self._random.random() < options.chaos:
             return CHAOS, 0
-        return self._play(path, ask)
+        fault = self._chance.draw() if self._chance is not None else None
+        if fault is not None and not isinstance(fault, Slow):
+            return fault, 0
+        outcome, delay_s = self._play(path, ask)
+        return outcome, delay_s + (options.slow_s / options.speed if fault else 0)
 
     def _play(self, path: str, ask: Ask) -> tuple[Outcome, float]:
         """Return the answer, or what the markers in the text put in its place."""
-        if PREFIX not in ask.text:
-            return self._answer(path, ask), 0
-        script = read_script(ask.text, self._seen.first_time)
-        return script.deed or script.reply or self._scripted_answer(path, ask, script), script.delay_s
+        script = read_script(ask.text, self._seen.first_time) if PREFIX in ask.text else _PLAIN
+        instead = script.deed or script.reply
+        if instead:
+            return instead, script.delay_s
+        if self.options.profile is None:
+            ask.prompt_tokens = ask.count_words()
+            return self.scripted_answer(path, ask, script, None), script.delay_s
+        physics = self.options.physics
+        work = read_work(path, ask, self.options.lengths, physics.max_model_len if physics else NO_LIMIT)
+        ask.prompt_tokens, ask.output_tokens = work.prompt_tokens, work.output_tokens
+        if physics is not None:
+            return Task(self, path, ask, script, work), script.delay_s
+        return self.scripted_answer(path, ask, script, work), script.delay_s
 
-    def _answer(self, path: str, ask: Ask, content: str | None = None, finish: str = "stop") -> Reply:
-        if content is None:
+    def scripted_answer(self, path: str, ask: Ask, script: Script, work: Work | None) -> Reply:
+        """Return the answer, changed as its markers say."""
+        content, finish = script.content, script.finish
+        if work is not None:
+            content = work.content(ask.copies) if content is None else content
+            finish = "length" if work.was_cut else finish
+        elif content is None:
             content = digest_text(ask.text) if self.options.digest else "ok"
-        return ANSWERS[path](ask, ask.model or self.options.models[0], content, finish)
-
-    def _scripted_answer(self, path: str, ask: Ask, script: Script) -> Reply:
-        reply = self._answer(path, ask, script.content, script.finish)
+        reply = ANSWERS[path](ask, ask.model or self.options.models[0], content, finish)
         return script.reshape(reply) if script.reshape else reply
 
-    def _process(self, client: Client, outcome: Outcome, delay_s: float, keep_alive: bool) -> None:
+    def _put_in_batch(self, client: Client, task: Task, delay_s: float, keep_alive: bool) -> None:
+        """Let the physics say when the answer is there; it goes out `delay_s` later."""
+        assert self.batch is not None
+        job = Job(client, task, delay_s, keep_alive)
+        job.request = task.work.request(job)
+        self.in_flight += 1
+        self.in_flight_max = max(self.in_flight_max, self.in_flight)
+        client.jobs.add(job)
+        self.batch.add(job.request)
+
+    def _batch_done(self, request: Request) -> None:
+        """Answer a request that the physics is done with."""
+        job = request.tag
+        assert isinstance(job, Job) and isinstance(job.outcome, Task)
+        if job.gone:
+            return
+        job.request = None
+        job.started = True
+        self.running += 1
+        reply = job.outcome.reply(request.cached_tokens)
+        if job.delay_s:
+            job.timer = self._loop.call_later(job.delay_s, self._finish, job, reply)
+        else:
+            self._finish(job, reply)
+
+    def _process(self, client: Client, outcome: Reply | Deed, delay_s: float, keep_alive: bool) -> None:
         """Give the request a slot for `delay_s`, then deliver; at once when it can be."""
         if delay_s or (self.options.slots and self.running >= self.options.slots):
             self._queue(Job(client, outcome, delay_s, keep_alive))
@@ -180,10 +272,10 @@ class Engine:
                 continue
             self.running += 1
             job.started = True
-            if job.outcome is not None:
+            if isinstance(job.outcome, Reply) or callable(job.outcome):
                 job.timer = self._loop.call_later(job.delay_s, self._finish, job, job.outcome)
 
-    def _finish(self, job: Job, outcome: Outcome) -> None:
+    def _finish(self, job: Job, outcome: Reply | Deed) -> None:
         if self.hung:
             return  # Nothing that was under way when the engine hung gets its answer.
         job.client.jobs.discard(job)
@@ -192,7 +284,7 @@ class Engine:
         self._deliver(job.client, outcome, job.keep_alive)
         self._start_waiting()
 
-    def _deliver(self, client: Client, outcome: Outcome, keep_alive: bool) -> None:
+    def _deliver(self, client: Client, outcome: Reply | Deed, keep_alive: bool) -> None:
         if not isinstance(outcome, Reply):
             outcome(client)
             return
@@ -200,4 +292,5 @@ class Engine:
         self.generation_tokens += outcome.completion_tokens
         if not outcome.missing_bytes:
             self.answered += 1
+            self.last_answer_at = self._loop.time()
         client.send(outcome, keep_alive=keep_alive)

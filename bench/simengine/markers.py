@@ -14,7 +14,8 @@ from bench.simengine.oddities import EXACT_BODY, LOGIN_PAGE, ODD_TEXTS, PROXY_PA
 from bench.simengine.reply import HTML_TYPE, Reply, error_reply
 
 PREFIX: Final = "STUB:"
-_MARKER: Final = re.compile(r"STUB:(?:sleep=(?P<seconds>\d*\.?\d+)|(?P<name>[a-z0-9]+(?:-[a-z0-9]+)*))")
+# `tokens=` says how long the answer is, which prompt.py reads.
+_MARKER: Final = re.compile(r"STUB:(?:sleep=(?P<seconds>\d*\.?\d+)|tokens=\d+|(?P<name>[a-z0-9]+(?:-[a-z0-9]+)*))")
 
 DIE_STATUS: Final = 1
 TRUNCATED_BYTES: Final = 100
@@ -136,7 +137,7 @@ def read_script(text: str, first_time: Callable[[str], bool]) -> Script:
         if mark["seconds"]:
             delay_s += float(mark["seconds"])
         else:
-            name = name or mark["name"]
+            name = name or mark["name"] or ""
     # Asked only for the markers that need it: asking marks the prompt as seen.
     if not name or (name in ONCE and not first_time(text)):
         return Script(delay_s)

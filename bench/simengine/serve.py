@@ -2,8 +2,10 @@
 
 import asyncio
 import gc
+import json
 import os
 import signal
+import time
 from pathlib import Path
 from typing import Final
 
@@ -11,6 +13,7 @@ import uvloop
 
 from bench.simengine.engine import Engine
 from bench.simengine.options import Options
+from bench.simengine.pages import summary_of
 from bench.simengine.wire import Connection
 
 BACKLOG: Final = 4096
@@ -18,9 +21,12 @@ BACKLOG: Final = 4096
 
 def serve(options: Options) -> None:
     """Listen and serve until SIGTERM or SIGINT; open requests are then dropped."""
+    if options.startup_s:
+        time.sleep(options.startup_s / options.speed)
     loop = uvloop.new_event_loop()
     engine = Engine(options, loop)
     server, url = loop.run_until_complete(_listen(options, engine, loop))
+    engine.stop_listening = server.close
     for number in (signal.SIGTERM, signal.SIGINT):
         if number is signal.SIGTERM and options.ignore_sigterm:
             loop.add_signal_handler(number, _go_on)
@@ -32,6 +38,8 @@ def serve(options: Options) -> None:
     gc.collect()
     gc.freeze()  # What startup made lives until the end; the collector need not look at it again.
     loop.run_forever()
+    if options.summary is not None:
+        _write_whole(Path(options.summary), json.dumps(summary_of(engine)))
     server.close()
     if options.socket is not None:
         Path(options.socket).unlink(missing_ok=True)

@@ -38,9 +38,8 @@ class Connection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Drop the jobs of this client, as engines do when a client leaves."""
         self._transport = None
-        for job in self.jobs:
-            self._engine.forget(job)
-        self.jobs.clear()
+        while self.jobs:  # Forgetting one may let another end.
+            self._engine.forget(self.jobs.pop())
 
     def data_received(self, data: bytes) -> None:
         """Parse what came; whole requests are passed on from within. A mute engine reads and says nothing."""

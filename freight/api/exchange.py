@@ -1,6 +1,7 @@
 """The workers' one call, as a bare ASGI application: the hot path has no framework in it."""
 
 import asyncio
+import socket
 from collections.abc import Awaitable, Callable, Generator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -77,20 +78,29 @@ class ExchangeServer:
             log_config=None,
             timeout_graceful_shutdown=1,
         )
-        self._server = QuietServer(config)
-        self._task: asyncio.Task[None] | None = None
+        self._server = uvicorn.Server(config)
+        self._listener: socket.socket | None = None
 
     async def start(self) -> None:
         """Begin to listen."""
-        listener = listen_at(self._path)
-        self._task = asyncio.create_task(self._server.serve(sockets=[listener]))
+        self._server.config.load()
+        self._server.lifespan = self._server.config.lifespan_class(self._server.config)
+        self._listener = listen_at(self._path)
+        # Without the server's own loop, which looks ten times a second whether it is to end: `stop` says so.
+        await self._server.startup(sockets=[self._listener])
 
     async def stop(self) -> None:
         """Stop listening, with all answers sent."""
-        self._server.should_exit = True
-        if self._task is not None:
-            await self._task
-            self._path.unlink(missing_ok=True)
+        if self._listener is None:
+            return
+        if self._server.server_state.connections:
+            await self._server.shutdown(sockets=[self._listener])
+        else:
+            for server in self._server.servers:
+                server.close()
+            self._listener.close()
+        self._listener = None
+        self._path.unlink(missing_ok=True)
 
 
 class QuietServer(uvicorn.Server):

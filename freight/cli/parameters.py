@@ -7,7 +7,7 @@ from typing import Any, Final, ParamSpec, TypeVar
 import click
 from click.shell_completion import CompletionItem
 
-from freight.core.job import State
+from freight.core.job import ORDERS, State
 from freight.parsing import parse_duration
 
 P = ParamSpec("P")
@@ -99,6 +99,13 @@ def job_options(workers: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
         click.option(
             "--ignore-record-model", is_flag=True, help="Run every record on this model, whatever its own says."
         ),
+        click.option(
+            "--order",
+            type=click.Choice(ORDERS),
+            default="auto",
+            help="auto: records that begin alike run one after the other. [default: auto]",
+        ),
+        click.option("--dedupe", is_flag=True, help="Run equal requests once; all of them get that answer."),
     )
 
     def decorate(command: Callable[P, R]) -> Callable[P, R]:

@@ -1,5 +1,6 @@
 """How a run shows what it does: a live bar on a terminal, a line now and then elsewhere, a summary at the end."""
 
+import os
 import sys
 import time
 from contextlib import suppress
@@ -18,11 +19,28 @@ if TYPE_CHECKING:
 
 LINE_EVERY_S: Final = 30.0
 _BAR_WIDTH: Final = 28
+# Variables that have a console draw where there is no terminal.
+_TERMINAL_ANYWAY: Final = frozenset({"FORCE_COLOR", "TTY_COMPATIBLE"})
 _SAME_COMMAND: Final = "the same command then goes on with the records that are left"
 
 
-def _lasting_console() -> "Console":
+class _Plain:
+    """What a file or a pipe gets: lines, and nothing that moves."""
+
+    is_terminal: Final = False
+    quiet = False
+
+    def print(self, text: str) -> None:
+        """Print a line."""
+        if not self.quiet:
+            sys.stderr.write(f"{text}\n")
+            sys.stderr.flush()
+
+
+def _lasting_console() -> "Console | _Plain":
     """Return a console whose reader may go away, as `2>&1 | head` does: it falls silent, and the run goes on."""
+    if not sys.stderr.isatty() and _TERMINAL_ANYWAY.isdisjoint(os.environ):
+        return _Plain()
     from rich.console import Console
 
     class Lasting(Console):
@@ -67,7 +85,7 @@ class RunConsole:
 
     def show(self, progress: Progress) -> None:
         """Show how the job stands."""
-        if self._console.is_terminal:
+        if not isinstance(self._console, _Plain) and self._console.is_terminal:
             if self._live is None:
                 from rich.live import Live
 

@@ -1,16 +1,23 @@
 """`freight run`: one file, one model, no server."""
 
-import asyncio
+import gc
 import os
+import re
 import signal
 import sys
-from typing import Any
+from contextlib import closing, nullcontext, suppress
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
 from freight.cli.parameters import job_options, model_option
 from freight.cli.settings import settings
+from freight.config import Config
+from freight.core.model import EngineName
 from freight.errors import UserError
+
+if TYPE_CHECKING:
+    from freight.launchers.standby import Standby
 
 
 @click.command()
@@ -22,7 +29,7 @@ from freight.errors import UserError
 @click.option("--force", is_flag=True, help="Replace an output that Freight did not write.")
 @click.option("--retry-errors", is_flag=True, help="Run again the records that ended in an error.")
 @click.option("--fail-on-errors", is_flag=True, help="Exit with 6 when any record failed.")
-def run(file: str, output: str, fail_on_errors: bool, **options: Any) -> int:
+def run(file: str, output: str, fail_on_errors: bool, **options: Any) -> None:
     """Run FILE (JSON Lines; - for standard input) through a model and write the results to OUT.
 
     State is kept in OUT.freight until every record is answered. Killed at any moment, the same command goes on
@@ -30,19 +37,48 @@ def run(file: str, output: str, fail_on_errors: bool, **options: Any) -> int:
 
     Exit status: 0 done; 1 failed or timed out; 2 refused; 6 records failed and --fail-on-errors; 130 interrupted.
     """
-    # Imported here, so that --help stays fast.
-    import uvloop
+    config = settings()
+    standby = _standby(options["model"], config)
+    with closing(standby) if standby else nullcontext():
+        # Much is imported here, so that --help stays fast; none of it is garbage.
+        gc.disable()
+        import uvloop
 
-    from freight.api.exchange import ExchangeServer
-    from freight.cli.progress import RunConsole
-    from freight.control.embedded import EmbeddedRun
+        from freight.api.exchange import ExchangeServer
+        from freight.cli.progress import RunConsole
+        from freight.control.embedded import EmbeddedRun
 
-    console = RunConsole()
-    job = EmbeddedRun(_request(file, output, options), settings(), console, ExchangeServer)
-    with console:
-        outcome = uvloop.run(_with_signals(job))
-    console.summary(outcome, output)
-    return outcome.exit_status(fail_on_errors)
+        gc.freeze()
+        gc.enable()
+        console = RunConsole()
+        job = EmbeddedRun(_request(file, output, options), config, console, ExchangeServer, standby)
+        with console:
+            outcome = uvloop.run(_with_signals(job))
+        console.summary(outcome, output)
+    _leave(outcome.exit_status(fail_on_errors))
+
+
+def _standby(model: str | None, config: Config) -> "Standby | None":
+    """Start a worker process before all else where the model is a server that runs: it is what the first request waits
+    for. Elsewhere a worker needs a device first, and its model's server takes longer.
+    """
+    entry = config.models.get(model or "")
+    if not re.match("https?://", model or "", re.IGNORECASE) and (not entry or entry.engine is not EngineName.ENDPOINT):
+        return None
+    from freight.launchers.standby import Standby
+
+    try:
+        return Standby()
+    except OSError:
+        return None  # It is started when it is needed, which then says what is wrong.
+
+
+def _leave(status: int) -> NoReturn:
+    """End this process with all that it said written out: taking it apart would take as long as a small file does."""
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError):  # Nobody reads it.
+            stream.flush()
+    os._exit(status)
 
 
 def _request(file: str, output: str, options: dict[str, Any]) -> Any:
@@ -60,6 +96,8 @@ def _request(file: str, output: str, options: dict[str, Any]) -> Any:
             timeout_s=options["timeout"] or 0.0,
             record_timeout_s=options["record_timeout"] or 0.0,
             concurrency=options["concurrency"],
+            order=options["order"],
+            dedupe=options["dedupe"],
         ),
         gpus=options["gpus"],
         strict=options["strict"],
@@ -72,6 +110,8 @@ def _request(file: str, output: str, options: dict[str, Any]) -> Any:
 
 async def _with_signals(job: Any) -> Any:
     """Run the job; the first signal stops it cleanly, the second at once."""
+    import asyncio
+
     loop = asyncio.get_running_loop()
     asked = False
 

@@ -89,6 +89,8 @@ class JobOptions(TypedDict, total=False):
     concurrency: int
     strict: bool
     ignore_record_model: bool
+    order: str
+    dedupe: bool
     priority: int
     output: str | os.PathLike[str] | None
     notify: str | None

@@ -2,27 +2,29 @@
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Executor
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Final, TypeVar
 
-import numpy
-from numpy.typing import NDArray
-
 from freight.control.inputs import InputFile
 from freight.control.intake import Index
+from freight.control.stretches import Stretches
+from freight.control.twins import Twins
 from freight.core.answer import MAX_DEATHS, WORKER_CRASHED, Line, error_line
 from freight.core.job import Totals
 from freight.core.messages import SLICE_BYTES, SLICE_RECORDS, Death, Lease, Report, Returned
 from freight.core.record import custom_id_of
+from freight.errors import OperationError
 from freight.store.database import StorageFull
 from freight.store.results import Results
 from freight.store.rows import JobRow
 
 # Records that took a model server down once run again in groups of this many; after a second death, alone.
 SUSPECT_GROUP: Final = 4
+# A lease is at most what is left divided by so many times the workers: the last of a job go out one by one.
+_SHARES: Final = 2
 # Records whose lines lie this close together are read in one piece.
 _READ_GAP: Final = 4096
 # How often a full disk is tried again.
@@ -46,23 +48,34 @@ class Dispatcher:
     ) -> None:
         self._file = file
         self._index = index
+        # Views: looked at one by one, arrays are slow.
+        self._offsets, self._lengths = index.offsets.data, index.lengths.data
         self._results = results
         self._epoch, self._retried = row.epoch, row.retried
         self._writer = writer
         self._reader = reader
-        self._settled = settled = results.settled(index.records, row.retried)
-        self._todo: NDArray[numpy.int64] = numpy.flatnonzero(~settled & (index.endpoints > 0))
-        self._next = 0
+        self._all_settled = settled = results.settled(index.records, row.retried)
+        self._settled = settled.data
         self._front: deque[Returned] = deque()
         self._back: deque[Returned] = deque()
-        self._suspects = {i: deaths for i, deaths in results.suspects().items() if not settled[i]}
+        # What has had its last death and has no result yet: that was lost on its way to the disk, and runs once more.
+        self._suspects = {i: min(n, MAX_DEATHS - 1) for i, n in results.suspects().items() if not settled[i]}
         self._held: dict[str, _Held] = {}
-        if self._suspects:
-            self._todo = self._without(self._todo, list(self._suspects))
-        self.left = len(self._todo) + len(self._suspects)
+        wanted = ~settled & (index.endpoints > 0)
+        self.left = int(wanted.sum())
+        self._twins = Twins(index.firsts, wanted)
+        # How many of those left get the line of another one, and run themselves never.
+        self.twins_left = len(self._twins.followers)
+        wanted[self._twins.followers] = False
+        wanted[list(self._suspects)] = False
+        self._stretches = Stretches(index, wanted)
+        self._mean_bytes = int(index.lengths.mean()) if index.records else 0
         self.totals: Totals = results.totals(row.retried)
         self.blocked = ""
         self._given_up = asyncio.Event()
+        self._is_over = False
+        self._reports = 0
+        self._quiet = asyncio.Event()
 
     def give_up(self) -> None:
         """Wait for room no longer: what does not fit now runs again another time."""
@@ -72,26 +85,76 @@ class Dispatcher:
         """Return whether the control plane is ending."""
         return self._given_up.is_set()
 
+    async def close(self) -> None:
+        """Put nothing more on disk, the job being over, and return once its files are not in use any more."""
+        self._is_over = True
+        self.give_up()
+        while self._reports:
+            self._quiet.clear()
+            await self._quiet.wait()
+        # What a report began that was broken off itself.
+        await asyncio.get_running_loop().run_in_executor(self._writer, lambda: None)
+
     async def accept(self, report: Report) -> Totals:
         """Put what a report brings on disk and return by how much the totals changed.
 
         While there is no room it waits, and `blocked` says so; after `give_up` it raises StorageFull instead.
         """
+        self._reports += 1
+        try:
+            return await self._accept(report)
+        finally:
+            self._reports -= 1
+            self._quiet.set()
+
+    async def _accept(self, report: Report) -> Totals:
         held = self._held.setdefault(report.worker, _Held())
         lines = list(report.done)
         for death in report.deaths:
             lines += await self._crashed(report.worker, death)
-        changed = await self._write(self._results.put, lines, self._epoch, self._retried) if lines else Totals()
+        changed = await self._put_all(lines) if lines else Totals()
+        self.totals = self.totals.plus(changed)
+        if self._is_over:
+            return changed
         for line in lines:
+            self._settle(line.index)
             self._suspects.pop(line.index, None)
             held.tries.pop(line.index, None)
-            # Once, whoever brings it: a worker may be lost, and its records shared out again, during the write.
-            if not self._settled[line.index]:
-                self._settled[line.index] = True
-                self.left -= 1
         self._take_back(held, report)
-        self.totals = self.totals.plus(changed)
         return changed
+
+    async def _put_all(self, lines: list[Line]) -> Totals:
+        """Put the lines and those of their twins on disk, and let others write in between."""
+        changed = Totals()
+        try:
+            for part in self._twins.parts(lines, self._index.lengths, self.read_lines):
+                if self._is_over:
+                    break
+                changed = changed.plus(await self._put(part))
+        except OperationError:
+            # The twins' own ids cannot be read: what the engine answered is kept nevertheless.
+            changed = changed.plus(await self._put(lines))
+            self.totals = self.totals.plus(changed)
+            raise
+        return changed
+
+    async def _put(self, lines: Iterable[Line]) -> Totals:
+        return await self._write(self._results.put, lines, self._epoch, self._retried)
+
+    def _settle(self, runner: int) -> None:
+        """Count a record and its twins as done.
+
+        Once, whoever brings it: a worker may be lost, and its records shared out again, during the write.
+        """
+        if not self._settled[runner]:
+            self._settled[runner] = True
+            self.left -= 1
+        twins = self._twins.of(runner)
+        if len(twins):
+            news = len(twins) - int(self._all_settled[twins].sum())
+            self._all_settled[twins] = True
+            self.left -= news
+            self.twins_left -= news
 
     async def _write(self, call: Callable[..., _T], *args: object) -> _T:
         loop = asyncio.get_running_loop()
@@ -117,7 +180,7 @@ class Dispatcher:
         self._suspects.update(deaths)
         lines: list[Line] = []
         for index in [i for i, count in deaths.items() if count >= MAX_DEATHS]:
-            del self._suspects[index]
+            # It stays a suspect, so that nobody has it again before this is on disk.
             [line] = await self._read([index])
             message = f"this record took a model server down {MAX_DEATHS} times; the last: {death.reason}"
             lines.append(error_line(index, custom_id_of(line), WORKER_CRASHED, message))
@@ -141,17 +204,13 @@ class Dispatcher:
         for back in has:
             if not self._settled[back.index]:
                 held.tries[back.index] = back.tries
-        taken = list(held.tries)
-        held.suspects = any(index in self._suspects for index in taken)
-        self._todo = numpy.concatenate((self._todo[: self._next], self._without(self._todo[self._next :], taken)))
-
-    @staticmethod
-    def _without(indices: NDArray[numpy.int64], taken: Sequence[int]) -> NDArray[numpy.int64]:
-        return indices[~numpy.isin(indices, taken)]
+        self._stretches.leave_out(held.tries)
+        held.suspects = any(index in self._suspects for index in held.tries)
 
     def lost(self, worker: str) -> None:
         """Take back all that a worker held that is gone; no record is charged for it."""
         held = self._held.pop(worker, _Held())
+        self._stretches.release(worker)
         # Emptied, because a report of that worker may still be being written.
         left, held.tries = held.tries, {}
         for index, tries in left.items():
@@ -163,7 +222,7 @@ class Dispatcher:
         held = self._held.setdefault(worker, _Held())
         if want <= 0 or held.suspects:
             return []
-        chosen = self._choose_suspects(held) or self._choose(min(want, self._fair_share(workers)))
+        chosen = self._choose_suspects(held) or self._choose(worker, want, workers)
         if not chosen:
             return []
         for back in chosen:
@@ -171,48 +230,61 @@ class Dispatcher:
         lines = await self._read([back.index for back in chosen])
         return [Lease(back.index, back.tries, line) for back, line in zip(chosen, lines, strict=True)]
 
-    def _fair_share(self, workers: int) -> int:
-        waiting = len(self._todo) - self._next + len(self._front) + len(self._back)
-        return SLICE_RECORDS if workers < 2 else max(1, waiting // (2 * workers))
+    def _fair_share(self, workers: int) -> tuple[int, int]:
+        """Return the most records, and bytes of them, that one of `workers` gets now: a part of what is left."""
+        if workers < 2:
+            return SLICE_RECORDS, SLICE_BYTES
+        waiting = self._stretches.left + len(self._front) + len(self._back)
+        parts = _SHARES * workers
+        most = max(1, waiting // parts)
+        # What came back may be much of what is left.
+        most_bytes = max(self._stretches.bytes_left // parts, most * self._mean_bytes)
+        return min(SLICE_RECORDS, most), min(SLICE_BYTES, most_bytes)
 
     def _choose_suspects(self, held: _Held) -> list[Returned]:
         """Suspects run on one worker that runs nothing else: a few together, or alone after a second death."""
         if not self._suspects or held.tries or any(other.suspects for other in self._held.values()):
             return []
-        ordered = sorted(self._suspects, key=lambda index: (self._suspects[index], index))
+        waiting = [index for index, deaths in self._suspects.items() if deaths < MAX_DEATHS]
+        if not waiting:
+            return []
+        ordered = sorted(waiting, key=lambda index: (self._suspects[index], index))
         size = SUSPECT_GROUP if self._suspects[ordered[0]] == 1 else 1
         group = [index for index in ordered[:size] if self._suspects[index] == self._suspects[ordered[0]]]
         held.suspects = True
         return [Returned(index, 0) for index in group]
 
-    def _choose(self, want: int) -> list[Returned]:
+    def _choose(self, worker: str, want: int, workers: int) -> list[Returned]:
         chosen: list[Returned] = []
+        most, most_bytes = self._fair_share(workers)
+        most = min(want, most)
         size = 0
-        while len(chosen) < min(want, SLICE_RECORDS):
-            back = self._peek()
+        while len(chosen) < most:
+            back = self._peek(worker)
             if back is None:
                 break
             if not self._settled[back.index] and back.index not in self._suspects:
-                size += int(self._index.lengths[back.index])
-                if chosen and size > SLICE_BYTES:
+                size += self._lengths[back.index]
+                if chosen and size > most_bytes:
                     break
                 chosen.append(back)
-            self._pop()
+            self._pop(worker)
         return chosen
 
-    def _peek(self) -> Returned | None:
-        """Return the record whose turn it is: what came back first, then the file, then what was with a dead server."""
+    def _peek(self, worker: str) -> Returned | None:
+        """Return the record whose turn it is: what came back first, the order, then what was with a dead server."""
         if self._front:
             return self._front[0]
-        if self._next < len(self._todo):
-            return Returned(int(self._todo[self._next]), 0)
+        index = self._stretches.next_of(worker)
+        if index is not None:
+            return Returned(index, 0)
         return self._back[0] if self._back else None
 
-    def _pop(self) -> None:
+    def _pop(self, worker: str) -> None:
         if self._front:
             self._front.popleft()
-        elif self._next < len(self._todo):
-            self._next += 1
+        elif self._stretches.left:
+            self._stretches.pop(worker)
         else:
             self._back.popleft()
 
@@ -221,17 +293,18 @@ class Dispatcher:
 
     def read_lines(self, indices: Sequence[int]) -> list[bytes]:
         """Return the lines of these records; raise OperationError when the file has changed."""
-        lines: list[bytes] = []
+        lines: dict[int, bytes] = {}
+        placed = sorted(set(indices))
         at = 0
-        while at < len(indices):
-            start = int(self._index.offsets[indices[at]])
-            end = start
+        while at < len(placed):
+            start = end = self._offsets[placed[at]]
             first = at
-            while at < len(indices) and 0 <= int(self._index.offsets[indices[at]]) - end <= _READ_GAP:
-                end = int(self._index.offsets[indices[at]]) + int(self._index.lengths[indices[at]])
+            while at < len(placed) and self._offsets[placed[at]] - end <= _READ_GAP:
+                end = self._offsets[placed[at]] + self._lengths[placed[at]]
                 at += 1
-            block = self._file.read(start, end - start)
-            for index in indices[first:at]:
-                offset = int(self._index.offsets[index]) - start
-                lines.append(block[offset : offset + int(self._index.lengths[index])])
-        return lines
+            block = self._file.read_unchecked(start, end - start)
+            for index in placed[first:at]:
+                offset = self._offsets[index] - start
+                lines[index] = block[offset : offset + self._lengths[index]]
+        self._file.check_unchanged()
+        return [lines[index] for index in indices]

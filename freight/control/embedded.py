@@ -28,8 +28,9 @@ from freight.control.continuation import (
 from freight.control.destination import FileAt
 from freight.control.dispatcher import FULL_RETRY_S, Dispatcher
 from freight.control.inputs import InputFile, Sample, inspect, open_input
-from freight.control.intake import Index, Problem, scan, sha256_of
+from freight.control.intake import Index, Problem, Wishes, scan, sha256_of
 from freight.control.jobrun import JobOptions, JobRun
+from freight.control.keptindex import keep_index, kept_index
 from freight.control.output import ASIDE, put_in_place, rows, write_aside
 from freight.control.placing import check_gpus, check_place
 from freight.control.plane import ControlPlane, Listen
@@ -44,6 +45,7 @@ from freight.launchers.base import Remains
 from freight.launchers.devices import find_devices
 from freight.launchers.local import LocalLauncher
 from freight.launchers.locks import lock_folder
+from freight.launchers.standby import Standby
 from freight.store.database import STORAGE_ERRORS, StorageFull
 from freight.store.results import Results
 from freight.store.rows import JobRow
@@ -51,6 +53,7 @@ from freight.store.rows import JobRow
 # SQLite takes paths of 512 bytes; the state folder's part comes after the output's.
 MOST_OUTPUT_PATH: Final = 400
 IGNORE_KEY: Final = "--ignore-record-model"
+DEDUPE_KEY: Final = "--dedupe"
 _T = TypeVar("_T")
 _ENDPOINT_PAUSE_S: Final = 2.0
 
@@ -84,10 +87,13 @@ class Console(Protocol):
 
 
 class EmbeddedRun:
-    """One `freight run`, from its arguments to its outcome."""
+    """One `freight run`, from its arguments to its outcome. `standby` may become its first worker."""
 
-    def __init__(self, request: RunRequest, config: Config, console: Console, listen: Listen) -> None:
+    def __init__(
+        self, request: RunRequest, config: Config, console: Console, listen: Listen, standby: Standby | None = None
+    ) -> None:
         self._request = request
+        self._standby = standby
         self._listen = listen
         self._config = config
         self._console = console
@@ -113,6 +119,8 @@ class EmbeddedRun:
 
     def kill(self) -> None:
         """Stop at once, with all that was started."""
+        if self._standby is not None:
+            self._standby.close()
         if self._plane is not None:
             self._plane.kill()
         if self._runtime is not None:
@@ -171,7 +179,8 @@ class EmbeddedRun:
         check_gpus(*find_entry(typed, self._config), self._request.gpus)
         model = await resolve(typed, self._config, self._request.ignore_record_model, self._wait_for_endpoint)
         check_models(file.shown, model, sample)
-        launcher = LocalLauncher(find_devices(self._config.local_devices(), os.environ), lock_folder())
+        devices = find_devices(self._config.local_devices(), os.environ)
+        launcher = LocalLauncher(devices, lock_folder(), standby=self._standby)
         gpus = check_place("the run", model, self._request.gpus, launcher.devices())
         self._remains = await self._in_thread(self._state.sweep, launcher, self._config["devices.release_timeout"])
         same = self._same(sha256, model.identity)
@@ -190,7 +199,7 @@ class EmbeddedRun:
             and stands is Standing.OURS
             and not (request.fresh or request.retry_errors)
             and row.spec["typed"] == typed
-            and row.spec[SAME].items() >= self._same(sha256, {}).items()
+            and _same_before(row).items() >= self._same(sha256, {}).items()
         )
 
     def _same(self, sha256: str, identity: dict[str, str]) -> dict[str, Any]:
@@ -199,6 +208,7 @@ class EmbeddedRun:
             INPUT_KEY: sha256,
             **identity,
             IGNORE_KEY: self._request.ignore_record_model,
+            DEDUPE_KEY: self._request.options.dedupe,
             "media.hosts": sorted(self._config["media.hosts"]),
             "limits.record_bytes": self._config["limits.record_bytes"],
         }
@@ -208,7 +218,7 @@ class EmbeddedRun:
             return None
         has_results = self._state.has_results(row.id)
         answered = row.state is State.COMPLETED or (has_results and self._look(row, Results.has_answers))
-        return Earlier(row.state, row.spec[SAME], (row.outcome or {}).get("failed", 0), answered, has_results)
+        return Earlier(row.state, _same_before(row), (row.outcome or {}).get("failed", 0), answered, has_results)
 
     def _look(self, row: JobRow, ask: Callable[[Results], _T]) -> _T:
         results = self._state.open_results(row.id)
@@ -284,7 +294,7 @@ class EmbeddedRun:
         file, model = prepared.file, prepared.model
         results = self._state.open_results(job)
         prepared.stack.callback(results.close)
-        index = await self._intake(file, model, results, earlier.epoch if earlier else 0)
+        index = await self._index(prepared, results, job, earlier)
         row = earlier or await self._in_thread(self._add, job, prepared, index)
         dispatcher = Dispatcher(file, index, results, row, self._writer, self._reader)
         run = JobRun(
@@ -307,6 +317,18 @@ class EmbeddedRun:
         row = self._patiently(catalog.add, job, prepared.spec(index), index.records, outcome, time.time())
         return self._patiently(self._happened, row, Event.ACCEPTED)
 
+    async def _index(self, prepared: "_Prepared", results: Results, job: str, earlier: JobRow | None) -> Index:
+        """Check the whole file, unless an earlier run of the same file on the same model has done so."""
+        folder, ordered = self._state.job_folder(job), self._request.options.order == "auto"
+        described = prepared.described
+        if earlier is not None and earlier.spec["typed"] == described["typed"]:
+            kept = await self._in_thread(kept_index, folder, described[INPUT_KEY], ordered, self._request.strict)
+            if kept is not None:
+                return kept
+        index = await self._intake(prepared.file, prepared.model, results, earlier.epoch if earlier else 0)
+        await self._in_thread(keep_index, folder, index, ordered)
+        return index
+
     async def _intake(self, file: InputFile, model: ModelSpec, results: Results, epoch: int) -> Index:
         """Check the whole file; bad lines become results, or with --strict refuse the file."""
         rules, limits = intake_rules(self._config, model), intake_limits(self._config)
@@ -318,7 +340,8 @@ class EmbeddedRun:
             else:
                 self._patiently(results.put, [problem.line() for problem in problems], epoch)
 
-        index = await self._in_thread(scan, file, rules, limits, keep, lambda: self._interrupted)
+        wishes = Wishes(self._request.options.order == "auto", self._request.options.dedupe)
+        index = await self._in_thread(scan, file, rules, limits, keep, lambda: self._interrupted, wishes)
         if strict:
             raise UserError(listing(file.shown, strict), "correct these lines, or leave out --strict")
         return index
@@ -348,6 +371,7 @@ class EmbeddedRun:
             await plane.run(run, self._console.show)
         finally:
             await plane.close()
+            await run.dispatcher.close()
             shutil.rmtree(folder, ignore_errors=True)
         if run.row.state not in FINAL:
             raise Interrupted(
@@ -371,6 +395,11 @@ class _Prepared:
         """Return what the catalog keeps of the request."""
         same = {key: value for key, value in self.described.items() if key != "typed"}
         return {SAME: same | {INPUT_KEY: index.sha256}, "typed": self.described["typed"]}
+
+
+def _same_before(row: JobRow) -> dict[str, Any]:
+    """Return what made an earlier run the same; there was no --dedupe always."""
+    return {DEDUPE_KEY: False, **row.spec[SAME]}
 
 
 def _nothing_missing(index: int) -> tuple[bytes | None, str, str]:

@@ -10,7 +10,9 @@ from io import FileIO
 from pathlib import Path
 from typing import Final
 
-from freight.core.record import Rejection, Request, Rules, check_line, model_of
+import msgspec
+
+from freight.core.record import Rejection, Request, Rules, check_line, model_in
 from freight.errors import Interrupted, OperationError, UserError, refusing
 
 SAMPLE_RECORDS: Final = 20
@@ -33,8 +35,7 @@ _FORMATS: Final = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class PhysicalLine:
+class PhysicalLine(msgspec.Struct, frozen=True):
     """A line of the file: its number from 1, where it stands, its bytes without the line end.
 
     `text` is None for a line over the limit, whose bytes are not kept. `is_last` says that no newline ends it.
@@ -117,6 +118,10 @@ class InputFile:
     def read(self, offset: int, length: int) -> bytes:
         """Return a piece of the file; raise OperationError when the file is no longer what it was."""
         self.check_unchanged()
+        return self.read_unchecked(offset, length)
+
+    def read_unchecked(self, offset: int, length: int) -> bytes:
+        """Return a piece of a file that is checked before or after; raise OperationError where it ends sooner."""
         pieces: list[bytes] = []
         while length > 0:
             piece = os.pread(self._fd, length, offset)
@@ -270,25 +275,31 @@ def inspect(file: InputFile, limit: int, stopped: Callable[[], bool] = lambda: F
             raise Interrupted("interrupted while reading the input")
 
     _check_format(file)
-    lines: list[tuple[PhysicalLine, Request | Rejection]] = []
+    # A line may have many megabytes: of the good ones nothing is kept.
+    models: list[str | None] = []
+    small = 0
+    bad: list[tuple[PhysicalLine, Rejection]] = []
     for line in physical_lines(file.reader(), limit, check_stopped):
         if line.is_blank():
             continue
-        lines.append((line, _checked(line)))
-        if len(lines) == SAMPLE_RECORDS:
+        result = _checked(line)
+        if isinstance(result, Rejection):
+            bad.append((line, result))
+        else:
+            models.append(model_in(result.body))
+            small += result.small_budget
+        if len(models) + len(bad) == SAMPLE_RECORDS:
             break
-    if not lines:
+    records = len(models) + len(bad)
+    if not records:
         raise UserError(f"{file.shown} holds no records: every line is blank", _ONE_OBJECT)
-    _refuse_bad_json(file.shown, lines)
-    results = [result for _, result in lines]
-    if all(isinstance(r, Rejection) and r.code == "missing_custom_id" for r in results):
+    _refuse_bad_json(file.shown, bad)
+    if not models and all(rejection.code == "missing_custom_id" for _, rejection in bad):
         raise UserError(
-            f"{file.shown}: none of the first {len(results)} records has a custom_id",
+            f"{file.shown}: none of the first {records} records has a custom_id",
             'each line needs one, as in {"custom_id": "req-1", "body": {…}}',
         )
-    small = sum(isinstance(r, Request) and r.small_budget for r in results)
-    models = [model_of(line.text) for line, r in lines if isinstance(r, Request) and line.text is not None]
-    return Sample(len(results), small, tuple(models))
+    return Sample(records, small, tuple(models))
 
 
 def _checked(line: PhysicalLine) -> Request | Rejection:
@@ -312,8 +323,8 @@ def _check_format(file: InputFile) -> None:
         )
 
 
-def _refuse_bad_json(shown: str, lines: list[tuple[PhysicalLine, Request | Rejection]]) -> None:
-    bad = [(line, r) for line, r in lines if isinstance(r, Rejection) and r.code == "invalid_json"]
+def _refuse_bad_json(shown: str, lines: list[tuple[PhysicalLine, Rejection]]) -> None:
+    bad = [(line, r) for line, r in lines if r.code == "invalid_json"]
     if not bad:
         return
     whole = "\n".join(f"{shown}, {where(line, r)}: not a JSON object: {reason(line, r)}" for line, r in bad)

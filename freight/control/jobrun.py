@@ -38,6 +38,7 @@ class JobOptions:
     """How a job is to be run. Times in seconds, 0 for none.
 
     `concurrency` is 0 for automatic, `workers` 0 for all that fit. `gpus` are those of one worker, 0 for the CPU.
+    `order` is "auto" or "input".
     """
 
     workers: int = 0
@@ -45,6 +46,8 @@ class JobOptions:
     record_timeout_s: float = 0.0
     concurrency: int = 0
     gpus: int = 0
+    order: str = "auto"
+    dedupe: bool = False
 
 
 def places_of(model: ModelSpec) -> tuple[str, ...]:
@@ -215,6 +218,7 @@ class JobRun:
             workers=self.options.workers or (1 << 30 if needs_device(self.model) else len(sources)),
             live=live,
             left=self.dispatcher.left,
+            twins=self.dispatcher.twins_left,
             troubles=tuple(self.troubles.values()),
             blocked=self.blocked,
             out_of_time=bool(self.overtime()),

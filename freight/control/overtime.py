@@ -2,7 +2,7 @@
 
 import time
 
-from freight.control.batchterms import deadline_of, terms_of
+from freight.core.openaifile import OPENAI
 from freight.store.rows import JobRow
 
 
@@ -13,6 +13,11 @@ def overtime(row: JobRow, timeout_s: float, ran_s: float) -> str:
     """
     if timeout_s and ran_s >= timeout_s:
         return f"the job's time ran out (--timeout {timeout_s:g} s)"
+    if row.api != OPENAI:
+        return ""
+    # Imported here, as a run has no use for it.
+    from freight.control.batchterms import deadline_of, terms_of
+
     deadline = deadline_of(row)
     if deadline is not None and time.time() >= deadline:
         return f"the batch's completion window ({terms_of(row).completion_window}) is over"

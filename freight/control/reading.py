@@ -13,7 +13,7 @@ from freight.control.batchterms import Faults, check_read, rules_for, with_refus
 from freight.control.checks import intake_limits, intake_rules, listing
 from freight.control.context import Checking, Context
 from freight.control.inputs import InputFile
-from freight.control.intake import Index, Problem, scan
+from freight.control.intake import Index, Problem, Wishes, scan
 from freight.control.jobrun import counts_of
 from freight.control.shelf import Shelf, model_of, request_of
 from freight.core.job import Event, State, Totals
@@ -112,7 +112,8 @@ class Reading:
             file = InputFile(context.folder.input(row.id), request.file or "the input")
             rules = rules_for(row, intake_rules(config, model_of(row)))
             limits = replace(intake_limits(config), records=row.spec.get("most_records"))
-            index = scan(file, rules, limits, keep, context.stopping.is_set)
+            wishes = Wishes(request.order == "auto", request.dedupe)
+            index = scan(file, rules, limits, keep, context.stopping.is_set, wishes)
             if strict:
                 raise UserError(listing(file.shown, strict), "correct these lines, or leave out --strict")
             check_read(row, index, faults)

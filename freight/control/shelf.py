@@ -18,6 +18,7 @@ from freight.control.intake import Index
 from freight.control.jobrun import JobOptions, JobRun, launch_of
 from freight.control.placing import gpus_of, need_of
 from freight.control.resolve import ENV_IDENTITY, NO_ENV, env_digest
+from freight.control.twins import count_twins
 from freight.control.waiting import WaitingJob
 from freight.core.device import Device
 from freight.core.facility import FACILITY, INPUT_FILE, OUTPUT_FOLDER, file_names, folder_name
@@ -74,7 +75,15 @@ def options_of(row: JobRow, model: ModelSpec, devices: Sequence[Device]) -> JobO
     """Return how a job is to be run on a machine with these devices."""
     request = request_of(row)
     gpus = gpus_of(model, request.gpus, devices)
-    return JobOptions(request.workers, request.timeout_s, request.record_timeout_s, request.concurrency, gpus)
+    return JobOptions(
+        request.workers,
+        request.timeout_s,
+        request.record_timeout_s,
+        request.concurrency,
+        gpus,
+        request.order,
+        request.dedupe,
+    )
 
 
 def output_of(row: JobRow) -> Path | None:
@@ -153,7 +162,8 @@ class Shelf:
             results = self._context.folder.open_results(row.id, Sharing.READER)
             try:
                 waiting.totals = results.totals(row.retried)
-                waiting.left = index.records - int(results.settled(index.records, row.retried).sum())
+                left = ~results.settled(index.records, row.retried)
+                waiting.left, waiting.twins = int(left.sum()), count_twins(index.firsts, left)
             finally:
                 results.close()
         except (OperationError, *STORAGE_ERRORS) as error:
@@ -198,5 +208,6 @@ class Shelf:
 
     async def close(self, job: JobRun) -> None:
         """Close the files of a job that has come to a final state."""
+        await job.dispatcher.close()
         job.file.close()
         await self._context.write(job.results.close)

@@ -3,7 +3,6 @@
 import asyncio
 import shutil
 import time
-import uuid
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -131,7 +130,7 @@ class Starts:
         devices = [device for device in self._launcher.devices() if device.id in wanted.devices]
         if devices and not self._take(devices):
             return
-        worker = uuid.uuid4().hex[:12]
+        worker = self._launcher.worker_id()
         folder = None
         try:
             folder, log = self._make_places(wanted.job, worker)

@@ -10,6 +10,7 @@ from typing import Final
 
 from freight.control.continuation import Standing
 from freight.control.inputs import keep_stream
+from freight.control.keptindex import drop_index
 from freight.control.output import is_ours
 from freight.control.sockets import RUNTIME_PREFIX
 from freight.core.job import State
@@ -217,11 +218,12 @@ class StateFolder:
         return Results(self.job_folder(job) / RESULTS_DB, self.lock.locking)
 
     def drop_results(self, job: str) -> None:
-        """Remove the results of a job whose answers are all in the output, and whose catalog entry says so."""
+        """Remove results and index of a job whose answers are all in the output, and whose catalog entry says so."""
         if self.catalog.get(job).state is not State.COMPLETED:
             return
         for path in self.job_folder(job).glob(RESULTS_DB + "*"):
             path.unlink()
+        drop_index(self.job_folder(job))
 
     def forget(self, row: JobRow) -> None:
         """Remove a job and all that is kept of it."""

@@ -29,6 +29,7 @@ from freight.control.shelf import kept_model, model_of, request_of, results_name
 from freight.control.uploads import Uploads
 from freight.control.webhooks import Webhooks
 from freight.core.account import Account
+from freight.core.job import ORDERS
 from freight.core.model import ModelSpec
 from freight.core.openaifile import OPENAI
 from freight.core.view import JobRequest
@@ -324,6 +325,8 @@ def _check_options(request: JobRequest) -> None:
         raise UserError(f"the output folder {request.output} is not absolute", "name it from / on")
     if request.pool != "local":
         raise UserError(f"there is no pool {request.pool}", "pools: local")
+    if request.order not in ORDERS:
+        raise UserError(f"order is {request.order}", f"order must be one of {', '.join(ORDERS)}")
     for name, (least, most) in _RANGES.items():
         value = getattr(request, name)
         if value is not None and not least <= value <= most:

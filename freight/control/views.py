@@ -24,6 +24,7 @@ InHand = JobRun | WaitingJob | Checking | None
 # What of a request is an option of the job, and not said elsewhere.
 _OPTIONS = (
     "workers", "gpus", "pool", "timeout_s", "record_timeout_s", "concurrency", "strict", "ignore_record_model",
+    "order", "dedupe",
 )  # fmt: skip
 
 

@@ -16,8 +16,8 @@ from freight.store.rows import JobRow
 class WaitingJob:
     """A job in the queue. `open` reads its index and results; `reason` is why it waits, `failure` why it cannot go on.
 
-    `left` is the number of records to run, `ran_s` the running time that it has used up already, `need` what one of its
-    workers takes.
+    `left` is the number of records to do, `twins` how many of them get the answer of another one, `ran_s` the running
+    time that it has used up already, `need` what one of its workers takes.
     """
 
     row: JobRow
@@ -31,6 +31,7 @@ class WaitingJob:
     need: Need = field(default_factory=Need)
     reason: str = ""
     failure: str = ""
+    twins: int = 0
 
     def view(self) -> JobView:
         """Return the job as the planner sees it."""
@@ -41,6 +42,7 @@ class WaitingJob:
             needs_device=needs_device(self.model),
             workers=self.options.workers or 1,
             left=self.left,
+            twins=self.twins,
             out_of_time=bool(overtime(self.row, self.options.timeout_s, self.ran_s)),
             broken=self.failure,
             name=self.row.name or "",

@@ -61,17 +61,26 @@ class BadAnswer(Exception):
     """A 200 that is no answer: not JSON, an error object, or nothing chosen. The text says which."""
 
 
+class _Choice(msgspec.Struct):
+    finish_reason: Any = None
+
+
+class _Quick(msgspec.Struct):
+    """What most answers are; the texts in their choices are not decoded."""
+
+    choices: list[_Choice]
+    error: Any = None
+    usage: Any = None
+    status: Any = None
+    incomplete_details: Any = None
+
+
 class _Body(msgspec.Struct):
     error: Any = None
     choices: Any = None
     usage: Any = None
     status: Any = None
     incomplete_details: Any = None
-
-    def chosen(self) -> list[Any]:
-        """Return the choices, none where they are no list."""
-        choices: Any = self.choices
-        return cast(list[Any], choices) if isinstance(choices, list) else []
 
 
 def read_answer(body: bytes, endpoint: Endpoint, status: int = 200) -> Answer:
@@ -85,7 +94,7 @@ def read_answer(body: bytes, endpoint: Endpoint, status: int = 200) -> Answer:
     decoded = _decode(line)
     if decoded.error is not None:
         raise BadAnswer(f"the engine answered 200 with an error: {_error_text(decoded.error)}")
-    if endpoint in (Endpoint.CHAT, Endpoint.COMPLETIONS) and not decoded.chosen():
+    if endpoint in (Endpoint.CHAT, Endpoint.COMPLETIONS) and not _chosen(decoded):
         raise BadAnswer("the engine answered 200 without choices")
     usage = _object(decoded.usage)
     details = _object(usage.get("prompt_tokens_details") or usage.get("input_tokens_details"))
@@ -98,9 +107,20 @@ def read_answer(body: bytes, endpoint: Endpoint, status: int = 200) -> Answer:
     )
 
 
-def _decode(line: bytes) -> _Body:
+_QUICK: Final = msgspec.json.Decoder(_Quick)
+_LOOSE: Final = msgspec.json.Decoder(_Body)
+
+
+def _decode(line: bytes) -> _Quick | _Body:
     try:
-        return msgspec.json.decode(line, type=_Body)
+        return _QUICK.decode(line)
+    except msgspec.DecodeError:
+        return _decode_loosely(line)
+
+
+def _decode_loosely(line: bytes) -> _Body:
+    try:
+        return _LOOSE.decode(line)
     except msgspec.DecodeError:
         if line[:1] != b"{":
             raise BadAnswer("the engine answered 200 with JSON that is not an object") from None
@@ -122,9 +142,17 @@ def _count(source: dict[str, Any], key: str) -> int:
     return value if type(value) is int and 0 <= value < 1 << 62 else 0
 
 
-def _is_cut(body: _Body) -> bool:
-    if any(_object(choice).get("finish_reason") == "length" for choice in body.chosen()):
-        return True
+def _chosen(body: _Quick | _Body) -> list[Any]:
+    """Return the choices, none where they are no list."""
+    choices: Any = body.choices
+    return cast(list[Any], choices) if isinstance(choices, list) else []
+
+
+def _is_cut(body: _Quick | _Body) -> bool:
+    for choice in _chosen(body):
+        reason = choice.finish_reason if isinstance(choice, _Choice) else _object(choice).get("finish_reason")
+        if reason == "length":
+            return True
     return body.status == "incomplete" and _object(body.incomplete_details).get("reason") == "max_output_tokens"
 
 
@@ -152,11 +180,32 @@ class Line(msgspec.Struct, array_like=True, frozen=True):
     cut: bool
     tail: bytes
 
+
+class Tally:
+    """The totals of lines, while they are added up."""
+
+    __slots__ = ("_cached", "_cut", "_done", "_failed", "_input", "_output")
+
+    def __init__(self) -> None:
+        self._done = self._failed = self._cut = self._input = self._output = self._cached = 0
+
+    def add(self, line: Line) -> None:
+        """Count a line that is new."""
+        self._done += 1
+        self._failed += line.code is not None
+        self._cut += line.cut
+        self._input += line.input_tokens
+        self._output += line.output_tokens
+        self._cached += line.cached_tokens
+
+    def took_failed(self) -> None:
+        """Count off a record that failed: its line was replaced."""
+        self._done -= 1
+        self._failed -= 1
+
     def totals(self) -> Totals:
-        """Return this line's share of the job's totals."""
-        return Totals(
-            1, self.code is not None, self.cut, self.input_tokens, self.output_tokens, self.cached_tokens
-        )  # fmt: skip
+        """Return the sums."""
+        return Totals(self._done, self._failed, self._cut, self._input, self._output, self._cached)
 
 
 def answer_line(index: int, custom_id: bytes, status: int, request_id: str, answer: Answer) -> Line:
@@ -167,6 +216,19 @@ def answer_line(index: int, custom_id: bytes, status: int, request_id: str, answ
     return Line(
         index, None, status, "", answer.input_tokens, answer.output_tokens, answer.cached_tokens, answer.cut,
         b'"custom_id":%s,"response":%s,"error":null}' % (custom_id, response),
+    )  # fmt: skip
+
+
+def twin_line(line: Line, index: int, custom_id: bytes | None) -> Line:
+    """Return the line of a record with the same body as that of `line`: the same, but for whose it is and for tokens.
+
+    Those were spent once.
+    """
+    # No string in JSON holds a quote after a comma: a quote in it is escaped.
+    rest = line.tail[line.tail.index(b',"response":') :]
+    return msgspec.structs.replace(
+        line, index=index, input_tokens=0, output_tokens=0, cached_tokens=0,
+        tail=b'"custom_id":%s%s' % (custom_id or b"null", rest),
     )  # fmt: skip
 
 

@@ -5,6 +5,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
+# In which order a job's records may run.
+ORDERS: Final = ("auto", "input")
+
 
 class State(StrEnum):
     """Where a job stands. The values are what users, the database and the APIs see."""

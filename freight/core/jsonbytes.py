@@ -72,7 +72,8 @@ def check_utf8(text: bytes) -> None:
 
 def check_depth(text: bytes) -> None:
     """Raise NotJson when `text`, valid JSON, nests deeper than 512 levels."""
-    if text.count(b"[") + text.count(b"{") <= MAX_DEPTH:
+    # Every level takes two bytes.
+    if len(text) <= 2 * MAX_DEPTH or text.count(b"[") + text.count(b"{") <= MAX_DEPTH:
         return
     depth = 0
     for byte in _STRINGS.sub(b"", text).translate(None, _NOT_BRACKETS):

@@ -27,12 +27,13 @@ _IS_TENSOR: Final = re.compile(_TENSORS, re.IGNORECASE)
 # Parts of a body that describe or label and from which no engine fetches anything; of tools, those that are functions.
 _DESCRIPTIONS: Final = frozenset({"functions", "response_format", "metadata"})
 _TOOLS: Final = "tools"
-# A quick look, at a body in lower case: without any of these there are no media. There are two letters outside of ASCII
+# A quick look, at a body in lower case: without any of these there are no media. A quote after a backslash begins no
+# name. Names have letters, digits, "-" and "_", any of which may be an escape. There are two letters outside of ASCII
 # that readers which do not mind case take for "k" and "s", as the patterns above do.
 _QUOTED: Final = re.compile(
-    rb'"(?=[adfimopv]|ref)(?:%s|%s)"' % (_FIELD.replace(r"\Z", '"').encode(), _TENSORS.encode())
+    rb'"(?<!\\")(?=[adfimopv]|ref)(?:%s|%s)"' % (_FIELD.replace(r"\Z", '"').encode(), _TENSORS.encode())
 )
-_SPELT: Final = re.compile(rb"\\u00[2-7]|\\u017f|\\u212a")
+_SPELT: Final = re.compile(rb"\\u(?:00(?:2d|3[0-9]|4[1-9a-f]|5[0-9af]|6[1-9a-f]|7[0-9a])|017f|212a)")
 _ALIKE: Final = ("\u017f".encode(), "\u212a".encode())
 
 _DATA: Final = re.compile(r"data:[^,/\\]*(?:/[^,/\\]*)?,", re.IGNORECASE | re.ASCII)
@@ -60,7 +61,7 @@ def media_problem(body: bytes, hosts: frozenset[str]) -> str | None:
 
     Every field at any depth counts, duplicates too. `hosts` are host names as `media_host` returns them.
     """
-    if not _may_have_any(body.lower()):
+    if not may_name_media(body):
         return None
     # A stack of its own: values may nest deeper than calls can. What stands first is looked at first.
     todo = [
@@ -92,10 +93,12 @@ def _is_function(tool: Any) -> bool:
     return bool(kinds) and all(kind == "function" for kind in kinds)
 
 
-def _may_have_any(lower: bytes) -> bool:
-    if _QUOTED.search(lower) or any(letter in lower for letter in _ALIKE):
+def may_name_media(body: bytes) -> bool:
+    """Return whether `body` could have a media field; a quick look, so that most bodies are not decoded."""
+    lower = body.lower()
+    if _QUOTED.search(lower) or (not lower.isascii() and any(letter in lower for letter in _ALIKE)):
         return True
-    return b"\\u" in lower and bool(_SPELT.search(lower))
+    return b"\\" in lower and bool(_SPELT.search(lower))
 
 
 def _kind(pairs: Pairs) -> str:

@@ -41,8 +41,8 @@ def plan(snapshot: Snapshot, now: float) -> tuple[Action, ...]:
     pinned = [board.keep(pin) for pin in snapshot.pins]
     further: list[Action] = []
     for job in wanting:
-        # More workers than records left would only load models for nothing.
-        more = min(job.workers, job.left) - len(job.live) - board.given(job)
+        # More workers than requests left would only load models for nothing.
+        more = min(job.workers, job.left - job.twins) - len(job.live) - board.given(job)
         if more > 0 and (job.live or board.given(job)):
             further += board.give(job, more)
     # Why somebody waits is looked up last, when all places have been given out.

@@ -10,7 +10,7 @@ import msgspec
 
 from freight.core import jsonbytes
 from freight.core.jsonbytes import NotJson
-from freight.core.media import media_problem
+from freight.core.media import may_name_media, media_problem
 
 MAX_CUSTOM_ID: Final = 512
 SMALL_BUDGET: Final = 512
@@ -66,14 +66,19 @@ class Rules:
     endpoint: Endpoint | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Request:
-    """A good line. `custom_id` is the JSON token as it stands in the file, `key` a digest of its value."""
+class Request(msgspec.Struct, frozen=True):
+    """A good line. `custom_id` is the JSON token as it stands in the file, `key` a digest of its value.
+
+    `raw_body` is the body as it stands there, `body` what is known of its members; `has_media`: it may name media.
+    """
 
     custom_id: bytes
     key: bytes
     endpoint: Endpoint
     small_budget: bool
+    raw_body: bytes
+    body: "Body"
+    has_media: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,19 +107,26 @@ class _Envelope(msgspec.Struct):
     body: msgspec.Raw = msgspec.Raw()
 
 
-class _Body(msgspec.Struct):
+class Body(msgspec.Struct):
+    """The members of a body that Freight looks at, as they stand in it; empty where they are absent."""
+
     model: msgspec.Raw = msgspec.Raw()
     stream: msgspec.Raw = msgspec.Raw()
+    tools: msgspec.Raw = msgspec.Raw()
+    instructions: msgspec.Raw = msgspec.Raw()
     messages: msgspec.Raw = msgspec.Raw()
     prompt: msgspec.Raw = msgspec.Raw()
     input: msgspec.Raw = msgspec.Raw()
+    query: msgspec.Raw = msgspec.Raw()
+    text_1: msgspec.Raw = msgspec.Raw()
     max_tokens: msgspec.Raw = msgspec.Raw()
     max_completion_tokens: msgspec.Raw = msgspec.Raw()
+    max_output_tokens: msgspec.Raw = msgspec.Raw()
 
 
 _S = TypeVar("_S", bound=msgspec.Struct)
 _ENVELOPE: Final = msgspec.json.Decoder(_Envelope)
-_BODY: Final = msgspec.json.Decoder(_Body)
+_BODY: Final = msgspec.json.Decoder(Body)
 _ABSENT: Final = (b"", b"null")
 
 
@@ -133,11 +145,12 @@ def check_line(line: bytes, rules: Rules) -> Request | Rejection:
         _check_endpoint(endpoint, rules)
         _check_stream(bytes(body.stream))
         _check_model(bytes(body.model), rules)
-        problem = media_problem(raw_body, rules.media_hosts)
+        has_media = may_name_media(raw_body)
+        problem = media_problem(raw_body, rules.media_hosts) if has_media else None
         if problem:
             raise _Refused("media_not_allowed", problem)
         small = _is_small(bytes(body.max_tokens)) or _is_small(bytes(body.max_completion_tokens))
-        return Request(custom_id, key, endpoint, small)
+        return Request(custom_id, key, endpoint, small, raw_body, body, has_media)
     except _Refused as refused:
         return Rejection(refused.code, refused.message, custom_id, refused.column, key)
     except NotJson as error:
@@ -157,11 +170,11 @@ def _decode_envelope(line: bytes) -> _Envelope:
     return envelope
 
 
-def _decode_body(raw: bytes) -> _Body:
+def _decode_body(raw: bytes) -> Body:
     try:
         return _BODY.decode(raw)
     except msgspec.DecodeError:
-        return _decode_slowly(raw, _Body)
+        return _decode_slowly(raw, Body)
 
 
 def _decode_slowly(text: bytes, kind: type[_S]) -> _S:
@@ -198,7 +211,7 @@ def _check_method(token: bytes) -> None:
         raise _Refused("invalid_method", f"method must be POST, not {_shown(token)}")
 
 
-def _endpoint(token: bytes, body: _Body) -> Endpoint:
+def _endpoint(token: bytes, body: Body) -> Endpoint:
     if token in _ABSENT:
         if bytes(body.messages):
             return Endpoint.CHAT
@@ -277,7 +290,12 @@ def outgoing(line: bytes, model: ModelName) -> Outgoing:
 
 def model_of(line: bytes) -> str | None:
     """Return the `model` that a good line names itself; None where it names none."""
-    token = bytes(_decode_body(bytes(_decode_envelope(line).body)).model)
+    return model_in(_decode_body(bytes(_decode_envelope(line).body)))
+
+
+def model_in(body: Body) -> str | None:
+    """Return the `model` that a body names; None where it names none."""
+    token = bytes(body.model)
     return jsonbytes.text_of(token) if token[:1] == b'"' else None
 
 

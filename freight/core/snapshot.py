@@ -115,10 +115,10 @@ class JobView:
     """A job as the planner sees it.
 
     `workers` is the number asked for, `live` those that it has. `troubles` are the places where its workers would not
-    start; `was_ready` says that one did, once. `left` is the number of records not done. `blocked` is why it cannot go
-    on by itself ("" when it can), `out_of_time` whether its time has run out, `broken` why it can never go on.
-    `launch` is equal for jobs that one server can serve as it is. `need` counts where it `needs_device`. Its name is
-    told to no other user than its own.
+    start; `was_ready` says that one did, once. `left` is the number of records not done, `twins` how many of those get
+    the answer of another one. `blocked` is why it cannot go on by itself ("" when it can), `out_of_time` whether its
+    time has run out, `broken` why it can never go on. `launch` is equal for jobs that one server can serve as it is.
+    `need` counts where it `needs_device`. Its name is told to no other user than its own.
     """
 
     id: str
@@ -128,6 +128,7 @@ class JobView:
     workers: int
     live: tuple[WorkerView, ...] = ()
     left: int = 0
+    twins: int = 0
     troubles: tuple[Trouble, ...] = ()
     blocked: str = ""
     out_of_time: bool = False

@@ -41,7 +41,9 @@ class JobRequest:
 
     `model` None means the first record's, if it is registered, or the default. `typed` is the model in the user's
     own words where `model` was made absolute, `file` the input's name for showing. `output` is a folder on the
-    service's machine into which the results file goes at the end, `notify` a URL that is told of the end.
+    service's machine into which the results file goes at the end, `notify` a URL that is told of the end. `order` is
+    "auto" (records that share a prompt prefix run one after the other) or "input"; with `dedupe` equal requests run
+    once.
     """
 
     # For the server's reading of requests: what it does not know it refuses.
@@ -62,6 +64,8 @@ class JobRequest:
     ignore_record_model: bool = False
     priority: int = 0
     output: str | None = None
+    order: str = "auto"
+    dedupe: bool = False
     notify: str | None = field(default=None, repr=False)
 
 

@@ -1,12 +1,13 @@
 """What Freight needs to know of any model server."""
 
+import math
 import os
 import secrets
 import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import Final, Protocol
 
 from freight.core.model import ModelSpec
 from freight.core.record import Endpoint
@@ -65,11 +66,15 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class EngineLoad:
-    """What a server is busy with: requests that run and that wait, and how full its cache is (0 to 1), where known."""
+    """What a server is busy with: requests that run and that wait, and how full its cache is (0 to 1), where known.
+
+    `preemptions` counts how often it had to put a request back for want of cache.
+    """
 
     running: int
     waiting: int
     cache_use: float | None = None
+    preemptions: int | None = None
 
 
 class Engine(Protocol):
@@ -114,28 +119,55 @@ class Engine(Protocol):
         ...
 
 
+# Beyond this a float is no exact number.
+_MOST_COUNT: Final = 2.0**53
+
+
 def metric(text: str, name: str) -> float | None:
-    """Return the sum of the samples called `name` in Prometheus text; None when there are none that can be read."""
-    lines = [line for line in text.splitlines() if line.startswith((name + " ", name + "{"))]
-    try:
-        return sum(float(line.rsplit(None, 1)[1]) for line in lines) if lines else None
-    except (ValueError, IndexError):
-        return None
+    """Return the sum of the samples called `name` in Prometheus text; None when there are none that can be read.
+
+    Neither can a sum below zero or beyond what a count can be.
+    """
+    values = _samples(text, name)
+    total = sum(values)
+    return total if values and 0 <= total <= _MOST_COUNT else None
 
 
-def load_of(text: str, running: str, waiting: str, cache_use: str | None = None) -> EngineLoad | None:
+def _samples(text: str, name: str) -> list[float]:
+    """Return the samples called `name`, none when one of them is no number. Only their lines are looked at."""
+    found: list[float] = []
+    text, end = f"\n{text}\n", 0
+    while (begin := text.find("\n" + name, end)) >= 0:
+        end = text.find("\n", begin + 1)
+        line = text[begin + 1 : end]
+        if line.startswith((name + " ", name + "{")):
+            try:
+                found.append(float(line.rsplit(None, 1)[1]))
+            except (ValueError, IndexError):
+                return []
+    return found if all(map(math.isfinite, found)) else []
+
+
+def load_of(
+    text: str, running: str, waiting: str, cache_use: str | None = None, preemptions: str | None = None
+) -> EngineLoad | None:
     """Return the load that the metrics of these names tell; None without both counts."""
     counts = metric(text, running), metric(text, waiting)
     if counts[0] is None or counts[1] is None:
         return None
-    return EngineLoad(round(counts[0]), round(counts[1]), _mean(text, cache_use) if cache_use else None)
+    preempted = metric(text, preemptions) if preemptions else None
+    return EngineLoad(
+        round(counts[0]),
+        round(counts[1]),
+        _mean(text, cache_use) if cache_use else None,
+        None if preempted is None else round(preempted),
+    )
 
 
 def _mean(text: str, name: str) -> float | None:
     # One sample for each part of a server (a data-parallel rank): shares are averaged, not added up.
-    total = metric(text, name)
-    samples = sum(line.startswith((name + " ", name + "{")) for line in text.splitlines())
-    return None if total is None else min(1.0, max(0.0, total / samples))
+    values = _samples(text, name)
+    return min(1.0, max(0.0, sum(values) / len(values))) if values else None
 
 
 def thread_limit() -> int:

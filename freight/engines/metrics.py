@@ -16,7 +16,8 @@ def vllm_load(metrics: str) -> EngineLoad | None:
     cache = "vllm:kv_cache_usage_perc"
     if metric(metrics, cache) is None:
         cache = "vllm:gpu_cache_usage_perc"
-    return load_of(metrics, "vllm:num_requests_running", "vllm:num_requests_waiting", cache)
+    names = ("vllm:num_requests_running", "vllm:num_requests_waiting", cache, "vllm:num_preemptions_total")
+    return load_of(metrics, *names)
 
 
 def sglang_tokens(metrics: str) -> float | None:
@@ -26,7 +27,8 @@ def sglang_tokens(metrics: str) -> float | None:
 
 def sglang_load(metrics: str) -> EngineLoad | None:
     """Return the load as SGLang's metrics tell it."""
-    return load_of(metrics, "sglang:num_running_reqs", "sglang:num_queue_reqs", "sglang:token_usage")
+    names = ("sglang:num_running_reqs", "sglang:num_queue_reqs", "sglang:token_usage")
+    return load_of(metrics, *names, "sglang:num_retracted_requests_total")
 
 
 def llamacpp_steps(metrics: str) -> float | None:

@@ -80,6 +80,10 @@ class Launcher(Protocol):
         """Let go of devices that were taken and on which no worker runs."""
         ...
 
+    def worker_id(self) -> str:
+        """Return the id that the next worker to be started is to have: another one each time."""
+        ...
+
     def start(self, place: WorkerPlace) -> RunningWorker:
         """Start a worker on devices that were taken; raise LauncherError when that fails."""
         ...

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import time
+import uuid
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -19,6 +20,7 @@ from freight.launchers.base import Remains, WorkerPlace
 from freight.launchers.cgroup import Group, find_group, group_of, make_group
 from freight.launchers.hold import Hold, Holds, Looks, read_hold
 from freight.launchers.processes import KEEPS_MARKER, MARKER, kill, marked
+from freight.launchers.standby import Standby, open_log
 from freight.launchers.systemd import scope_path, scope_prefix
 from freight.store.processes import ProcessId, identify
 
@@ -92,7 +94,8 @@ class LocalWorker:
         while empty < 2 and time.monotonic() < until:
             left = await asyncio.to_thread(_try_to_end, self._worker, self._group)
             empty = 0 if left else empty + 1
-            await asyncio.sleep(_CLEAR_POLL_S)
+            if empty < 2:
+                await asyncio.sleep(_CLEAR_POLL_S)
         if empty == 2:
             await self._exited.wait()
             if self._group is not None:
@@ -111,9 +114,14 @@ class LocalWorker:
 
 
 class LocalLauncher:
-    """The local machine, with the devices that a run may use. Workers `outlive` this process, or end with it."""
+    """The local machine, with the devices that a run may use. Workers `outlive` this process, or end with it.
 
-    def __init__(self, looks: Looks, locks: Path, outlive: bool = False) -> None:
+    `standby` becomes the first worker, where that needs no device.
+    """
+
+    def __init__(self, looks: Looks, locks: Path, outlive: bool = False, standby: Standby | None = None) -> None:
+        self._standby = standby
+        self._has_named = False  # Its id was given out.
         self._looks = looks
         self._outlive = outlive
         self._holds = Holds(looks, locks)
@@ -141,6 +149,13 @@ class LocalLauncher:
         """Let go of devices that were taken and on which no worker was started."""
         self._holds.let_go([device.id for device in devices])
 
+    def worker_id(self) -> str:
+        """Return the id of the worker that is started next; it is another one each time."""
+        if self._standby is not None and not self._has_named and self._standby.is_waiting():
+            self._has_named = True
+            return self._standby.worker
+        return uuid.uuid4().hex[:12]
+
     def start(self, place: WorkerPlace) -> LocalWorker:
         """Start a worker process; raise LauncherError when the machine refuses."""
         locks = self._holds.locks_of([device.id for device in place.devices])
@@ -149,18 +164,19 @@ class LocalLauncher:
         scope = scope_path(place.worker) if prefix else None
         group = made if scope is None else Group(scope)
         held = self._holds.begin(place.worker, place.devices, group)
-        argv = [
-            *prefix, sys.executable, "-m", "freight.worker",
+        arguments = [
             "--control", str(place.control), "--worker", place.worker, "--folder", str(place.folder),
             "--log", str(place.log), *(() if self._outlive else ("--parent", str(os.getpid()))),
             *(() if made is None else ("--cgroup", str(made.path))),
             *(word for lock in locks for word in ("--keep-open", str(lock))),
         ]  # fmt: skip
         own = {**self._looks.environment(place.devices), **KEEPS_MARKER, MARKER: place.worker}
-        environment = {**os.environ, **own}
         process = None
         try:
-            process = _popen(argv, environment, place.log, locks)
+            process = None if place.devices else self._told(place, arguments, own)
+            if process is None:
+                argv = [*prefix, sys.executable, "-m", "freight.worker", *arguments]
+                process = _popen(argv, {**os.environ, **own}, place.log, locks)
             return LocalWorker(place.worker, process.pid, process, self._holds, held, group)
         except OSError as error:
             if process is not None:
@@ -171,6 +187,14 @@ class LocalLauncher:
                 made.remove()
             words = f"cannot start a worker process: {error.strerror}"
             raise (OutOfResources(words) if error.errno in _SCARCE else LauncherError(words, transient=True)) from error
+
+    def _told(self, place: WorkerPlace, arguments: list[str], own: dict[str, str]) -> "subprocess.Popen[bytes] | None":
+        """Have the process that stands by be a worker; None where there is none for this one."""
+        standby = self._standby
+        if standby is None or standby.worker != place.worker or not standby.is_waiting():
+            return None
+        os.close(open_log(place.log))  # Where that cannot be, it is said here.
+        return standby.tell(arguments, own)
 
     def adopt(self, worker: str, identity: dict[str, Any]) -> LocalWorker | None:
         """Return a worker that an earlier control plane started; None when it does not run any more."""
@@ -222,7 +246,7 @@ class LocalLauncher:
 def _popen(
     argv: list[str], environment: dict[str, str], log: Path, locks: tuple[int, ...]
 ) -> "subprocess.Popen[bytes]":
-    output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+    output = open_log(log)
     try:
         return subprocess.Popen(
             argv, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True, pass_fds=locks,

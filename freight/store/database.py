@@ -108,10 +108,13 @@ def _migrate(connection: Database, path: Path, migrations: str) -> None:
             f"{path} was written by a newer Freight (format {version}; this one knows {len(steps)})",
             "update Freight, or use another folder",
         )
-    for number, step in enumerate(steps[version:], start=version + 1):
-        with transaction(connection):
+    if version == len(steps):
+        return
+    # All in one transaction: each would wait for the disk.
+    with transaction(connection):
+        for step in steps[version:]:
             connection.execute(step.read_text())
-            connection.pragma("user_version", number)
+        connection.pragma("user_version", len(steps))
 
 
 @contextmanager

@@ -9,7 +9,7 @@ from typing import Any, Final
 import numpy
 from numpy.typing import NDArray
 
-from freight.core.answer import Line
+from freight.core.answer import Line, Tally
 from freight.core.job import Totals
 from freight.core.record import INTAKE_CODES
 from freight.errors import OperationError
@@ -107,13 +107,13 @@ class Results:
 
     def put(self, lines: Iterable[Line], epoch: int, retried: int = 0) -> Totals:
         """Commit the lines and return what that changed in `totals(retried)`: late and double ones change nothing."""
-        changed = Totals()
+        tally = Tally()
         with transaction(self._connection):
             for line in lines:
-                changed = changed.plus(self._put_one(line, epoch, retried))
-        return changed
+                self._put_one(line, epoch, retried, tally)
+        return tally.totals()
 
-    def _put_one(self, line: Line, epoch: int, retried: int) -> Totals:
+    def _put_one(self, line: Line, epoch: int, retried: int, tally: Tally) -> None:
         before = self._connection.total_changes()
         # In the first epoch there is nothing that a result could replace.
         replaced = self._connection.execute(_EPOCH, (line.index,)).fetchone() if epoch else None
@@ -125,12 +125,13 @@ class Results:
             ),
         )  # fmt: skip
         if self._connection.total_changes() == before:
-            return Totals()
+            return
+        tally.add(line)
         if self._has_suspects:
             self._connection.execute(_CLEAR, (line.index,))
         # What was replaced was a failed record: where it was counted, it was so as done and failed.
-        counted = replaced is not None and replaced[0] >= retried
-        return line.totals().plus(Totals(done=-1, failed=-1)) if counted else line.totals()
+        if replaced is not None and replaced[0] >= retried:
+            tally.took_failed()
 
     def accuse(self, indices: Sequence[int], worker: str, number: int) -> dict[int, int]:
         """Charge a worker's death number `number` (from 1) to each record, on disk; return how many each has now.

@@ -2,25 +2,26 @@
 
 import asyncio
 import logging
-import os
 import random
 import time
-from contextlib import suppress
+import traceback
+from contextlib import aclosing, suppress
 from pathlib import Path
 from typing import Final
 
-import aiohttp
 import msgspec
 
-from freight.core.messages import PROTOCOL, Death, Load, Order, Orders, Phase, Report, Returned, Setup
+from freight.core.messages import PROTOCOL, Death, Order, Orders, Phase, Report, Returned, Setup
 from freight.core.window import Window
-from freight.engines.base import Engine, Place
+from freight.engines.base import Place
 from freight.engines.client import EngineClient, Unreachable
 from freight.engines.registry import engine_of
-from freight.errors import EngineError, FreightError, Interrupted, OperationError, UserError
-from freight.store.sockets import reachable
+from freight.errors import EngineError, FreightError, Interrupted, UserError
 from freight.store.staging import staged
 from freight.worker.driver import Driver, Policy
+from freight.worker.link import ControlLink, ControlPlaneGone
+from freight.worker.logfile import keep_short, tail
+from freight.worker.looks import InService, Looks
 from freight.worker.supervise import STOP_GRACE_S, Exit, ModelServer, StartLimits
 
 log = logging.getLogger("freight.worker")
@@ -33,12 +34,8 @@ _NEWS_S: Final = 0.1
 MOST_BARREN_DEATHS: Final = 3
 # Where records are suspected, more: each may only be blamed after several of them have run.
 MOST_BLAMED_DEATHS: Final = 20
-LOG_TAIL_LINES: Final = 20
 # In so many last lines of its output a server's own reason for its end is looked for.
 _WHY_LINES: Final = 400
-MOST_LOG_BYTES: Final = 64_000_000
-KEPT_LOG_LINES: Final = 1000
-_TRIM_S: Final = 1.0
 _WATCH_S: Final = 5.0
 # An idle worker looks for a new job more often for this long: most come at once.
 _RECENTLY_S: Final = 2.0
@@ -46,10 +43,6 @@ _RECENTLY_S: Final = 2.0
 _BREAKING_S: Final = 0.2
 # Without a control plane for this long, or as long as its last start took, a worker ends itself.
 ORPHAN_S: Final = 60.0
-
-
-class ControlPlaneGone(OperationError):
-    """No control plane has answered for so long that none is expected any more."""
 
 
 class Agent:
@@ -71,21 +64,19 @@ class Agent:
         self._folder = folder
         self._log_file = log_file
         self._keep_open = keep_open
-        self._session = aiohttp.ClientSession(
-            connector=aiohttp.UnixConnector(reachable(Path(control))), timeout=aiohttp.ClientTimeout(total=None)
-        )
+        self._control = ControlLink(control, orphan_s)
         self._number = 0
         self._plane = ""
-        self._orphan_s = orphan_s
         self._setup: Setup | None = None
         self._listed: frozenset[str] | None = None
         self._is_up = False
         self._idle_since = 0.0
         self._deaths_seen = 0
         self._answers_before = 0  # Those of earlier jobs.
-        self._phase = Phase.LOADING
+        self._phase = self._told = Phase.LOADING  # What it is, and what the last report said.
+        self._put = asyncio.Event()  # Its server has been put in service.
         self._note = ""
-        self._load: Load | None = None
+        self._looks = Looks(self._in_service)
         self._deaths: list[Death] = []
         self._returned: list[Returned] = []
         self._driver: Driver | None = None
@@ -97,7 +88,7 @@ class Agent:
 
     async def run(self) -> None:
         """Serve until the control plane says stop (or `stopping` is set), or the server cannot be kept up."""
-        async with self._session:
+        async with aclosing(self._control):
             try:
                 orders = await self._exchange()
             except ControlPlaneGone as error:
@@ -111,7 +102,8 @@ class Agent:
         serving = asyncio.create_task(self._serve())
         talking = asyncio.create_task(self._talk())
         stopping = asyncio.create_task(self.stopping.wait())
-        trimming = asyncio.create_task(self._keep_log_short())
+        trimming = asyncio.create_task(keep_short(self._log_file))
+        looking = asyncio.create_task(self._looks.run())
         try:
             await asyncio.wait((serving, talking, stopping), return_when=asyncio.FIRST_COMPLETED)
             failed = next((task.exception() for task in (serving, talking) if task.done()), None)
@@ -131,7 +123,7 @@ class Agent:
         finally:
             self._winding_up = True
             # All of them also when this is cancelled itself: left alone, serving would start the next server.
-            tasks = (serving, talking, stopping, trimming)
+            tasks = (serving, talking, stopping, trimming, looking)
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
@@ -146,9 +138,12 @@ class Agent:
         self._phase = Phase.STOPPED
         if failed is not None:
             if not isinstance(failed, FreightError):
-                log.error("worker failed", exc_info=failed)
+                # Not the error's own text, which might quote a record.
+                where = "".join(traceback.format_tb(failed.__traceback__))
+                log.error("worker failed: %s\n%s", type(failed).__name__, where)
             self._phase = Phase.FAILED
-            self._note = failed.message if isinstance(failed, FreightError) else f"a bug in the worker: {failed!r}"
+            bug = f"a bug in the worker: {type(failed).__name__}"
+            self._note = failed.message if isinstance(failed, FreightError) else bug
             if isinstance(failed, EngineError) and self._setup is not None:
                 why = engine_of(self._setup.model.entry.engine).why(tail(self._log_file, _WHY_LINES))
                 self._note = f"{self._note}: {why}" if why else self._note
@@ -160,17 +155,6 @@ class Agent:
         left = await driver.take_in_flight()
         self._returned += [Returned(lease.index, lease.tries) for lease in left]
         self._returned += driver.take_waiting()
-
-    async def _keep_log_short(self) -> None:
-        """Cut the log when it grows long: a server gone wrong must not fill the disk with its output."""
-        while True:
-            await asyncio.sleep(_TRIM_S)
-            with suppress(OSError):
-                if self._log_file.stat().st_size > MOST_LOG_BYTES:
-                    kept = tail(self._log_file, lines=KEPT_LOG_LINES, most_bytes=MOST_LOG_BYTES // 4)
-                    # All who write to it append, so that it may be cut under them.
-                    os.truncate(self._log_file, 0)
-                    log.warning("the log was cut; its last lines were:\n%s", "\n".join(kept))
 
     async def end_at_once(self) -> None:
         """The control plane is gone: end the server and everything it started."""
@@ -198,6 +182,8 @@ class Agent:
             elif self._driver is not None and orders.leases:
                 self._driver.give(orders.leases)
             await self._wait_for_news(bool(orders.leases))
+            if self._driver is not None and self._driver.fault is not None:
+                raise self._driver.fault
 
     async def _release(self) -> None:
         """Hand in all that the job's records have come to, and stay for another job."""
@@ -213,11 +199,16 @@ class Agent:
         self._idle_since = time.monotonic()
 
     async def _wait_for_news(self, fed: bool) -> None:
+        if self._phase is not self._told:
+            return  # That is news, and a job whose server is up waits for its first records.
         driver = self._driver
         if driver is None:
             recently = time.monotonic() - self._idle_since < _RECENTLY_S
             slow_s = HEARTBEAT_S / 2 if self._phase is Phase.IDLE else _NEWS_S
-            await asyncio.sleep(_PACE_S if self._phase is Phase.IDLE and recently else slow_s)
+            self._put.clear()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_PACE_S if self._phase is Phase.IDLE and recently else slow_s):
+                    await self._put.wait()
             return
         if driver.is_finished():
             return
@@ -237,7 +228,7 @@ class Agent:
         """
         report = self._report()
         while True:
-            orders = await self._send(report)
+            orders = await self._control.exchange(report)
             self._plane = orders.plane
             if orders.order is not Order.ATTACH:
                 return orders
@@ -246,26 +237,9 @@ class Agent:
             held = self._driver.holdings() if self._driver else []
             report = msgspec.structs.replace(report, number=self._number, plane=orders.plane, held=held)
 
-    async def _send(self, report: Report) -> Orders:
-        encoded = msgspec.msgpack.encode(report)
-        silent_since: float | None = None
-        while True:
-            try:
-                async with self._session.post("http://control/exchange", data=encoded) as response:
-                    answer = await response.read()
-                    if response.status == 200:
-                        return msgspec.msgpack.decode(answer, type=Orders)
-                    log.warning("the control plane answers %d", response.status)
-            except (aiohttp.ClientError, OSError) as error:
-                log.debug("no answer from the control plane: %s", type(error).__name__)
-            silent_since = silent_since or time.monotonic()
-            silent_s = time.monotonic() - silent_since
-            if silent_s > self._orphan_s:
-                raise ControlPlaneGone(f"no control plane for {silent_s:.0f} s; this worker ends")
-            await asyncio.sleep(0.2)
-
     def _report(self) -> Report:
         self._number += 1
+        self._told = self._phase
         driver = self._driver
         if driver is not None and driver.trouble:
             # Other workers may have a server that answers.
@@ -278,7 +252,7 @@ class Agent:
             worker=self._worker,
             number=self._number,
             phase=self._phase,
-            note=self._note or (driver.trouble or "" if driver else ""),
+            note=self._note or (driver.note() if driver else ""),
             hopeless=self._hopeless,
             log_tail=tail(self._log_file) if self._phase is Phase.FAILED else [],
             done=driver.collect() if driver else [],
@@ -289,7 +263,7 @@ class Agent:
             pushed_back=driver.is_pushed_back() if driver else False,
             plane=self._plane,
             job=self._setup.job if self._setup else "",
-            load=self._load if ready else None,
+            load=self._looks.load if ready else None,
         )
 
     async def _serve(self) -> None:
@@ -326,7 +300,7 @@ class Agent:
             began = time.monotonic()
             await self._start(ModelServer(started, self._keep_open), client, setup)
             self._listed = await _listed(client)
-            self._orphan_s = max(self._orphan_s, time.monotonic() - began)
+            self._control.orphan_s = max(self._control.orphan_s, time.monotonic() - began)
         self._is_up = True
         return client
 
@@ -361,6 +335,7 @@ class Agent:
         """Let the server answer the job's records: a new driver for a new job, else the one there is."""
         setup, client = self._setup, self._client
         assert setup is not None and client is not None
+        self._put.set()
         if not setup.job:
             self._phase, self._note, self._idle_since = Phase.IDLE, "", time.monotonic()
             return
@@ -372,6 +347,12 @@ class Agent:
         else:
             self._driver.resume(client)
         self._phase, self._note = Phase.READY, ""
+
+    def _in_service(self) -> InService | None:
+        setup, driver, client = self._setup, self._driver, self._client
+        if setup is None or driver is None or client is None or self._phase is not Phase.READY:
+            return None
+        return driver, client, engine_of(setup.model.entry.engine)
 
     async def _dies(self) -> bool:
         return self._server is not None and await self._server.dies()
@@ -403,7 +384,6 @@ class Agent:
             metrics = await client.metrics()
             engine = engine_of(setup.model.entry.engine)
             tokens = engine.tokens_made(metrics) if metrics is not None else None
-            self._load = _load_of(engine, metrics)
             # Without a count of tokens only a server that fails its health probe is known to stand still.
             blind = tokens is None and await client.problem() is None
             now, fresh = time.monotonic(), (id(driver), driver.answers, tokens)
@@ -433,11 +413,6 @@ class Agent:
         return ended.charged and bool(in_flight)
 
 
-def _load_of(engine: Engine, metrics: str | None) -> Load | None:
-    load = engine.load(metrics) if metrics is not None else None
-    return None if load is None else Load(load.running, load.waiting, load.cache_use)
-
-
 async def _listed(client: EngineClient) -> frozenset[str] | None:
     """Return the ids that a started server lists; None when it lists none."""
     try:
@@ -452,13 +427,3 @@ def _window(setup: Setup, slots: int | None) -> Window:
     if setup.concurrency:
         return Window.fixed(setup.concurrency)
     return Window.opaque() if slots is None else Window.known(slots)
-
-
-def tail(log_file: Path, lines: int = LOG_TAIL_LINES, most_bytes: int = 65_536) -> list[str]:
-    """Return the last lines of a log; none when it cannot be read."""
-    try:
-        with log_file.open("rb") as file:
-            file.seek(max(0, os.fstat(file.fileno()).st_size - most_bytes))
-            return file.read().decode(errors="replace").splitlines()[-lines:]
-    except OSError:
-        return []

@@ -1,8 +1,8 @@
 """Keeping a model server busy: requests in flight, tries, back-pressure, and the lines that come of it."""
 
 import asyncio
+import secrets
 import time
-import uuid
 from collections import deque
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -25,6 +25,7 @@ from freight.core.answer import (
 from freight.core.messages import Lease, Returned
 from freight.core.record import PATHS, ModelName, Outgoing, outgoing
 from freight.core.window import Window
+from freight.engines.base import EngineLoad
 from freight.engines.client import (
     MOST_ANSWER_BYTES,
     EngineClient,
@@ -43,6 +44,10 @@ BULK_LINES: Final = 64
 BULK_BYTES: Final = 4_000_000
 _FIRST_BACKOFF_S: Final = 0.5
 _BUSY_BACKOFF_S: Final = (1.0, 30.0)
+# A server that asks to be asked again at once is asked after this.
+_LEAST_RETRY_S: Final = 0.1
+# A longer wait is told to who looks.
+_TOLD_WAIT_S: Final = 5.0
 _PROBE_PAUSE_S: Final = (0.5, 5.0)
 # Records asked for beyond the window, by how fast they go.
 _LOOKAHEAD_S: Final = 0.5
@@ -70,6 +75,8 @@ class Driver:
         self.wake = asyncio.Event()
         self.answers = 0
         self.trouble: str | None = None
+        # What an attempt raised that it should not: its record would wait here for ever.
+        self.fault: BaseException | None = None
         self._queue: deque[Lease] = deque()
         self._in_flight: dict[int, Lease] = {}
         # Those of them for which no connection could be made.
@@ -114,9 +121,23 @@ class Driver:
         """Return how many requests are with the server."""
         return len(self._in_flight)
 
+    def note(self) -> str:
+        """Return why no requests go out; "" while they do."""
+        if self.trouble:
+            return self.trouble
+        wait_s = self._busy_until - time.monotonic()
+        return f"the server asks to wait {wait_s:.0f} s" if wait_s > _TOLD_WAIT_S and self.held() else ""
+
     def is_finished(self) -> bool:
         """Return whether all that was here is answered, and some of it not collected yet."""
         return bool(self._done) and not self.held()
+
+    def looked(self, load: EngineLoad) -> None:
+        """Take note of what the server says of itself; more requests may go out."""
+        if not self._paused and not self.trouble:
+            seen = (load.running, load.waiting, load.preemptions, load.cache_use)
+            self.window.looked(time.monotonic(), len(self._in_flight), *seen)
+            self._start_some()
 
     def collect(self) -> list[Line]:
         """Return the lines finished since the last call."""
@@ -132,7 +153,10 @@ class Driver:
         """Go on, with a server that may be another one."""
         self._client = client
         self._paused = self._busy = False
+        # One that is under way asks the server before this one.
+        self._probing = None
         self.trouble = None
+        self.window.resumed(time.monotonic())
         self._start_some()
 
     async def take_in_flight(self, patience_s: float = 0.0) -> list[Lease]:
@@ -174,8 +198,14 @@ class Driver:
             self._in_flight[lease.index] = lease
             task = asyncio.create_task(self._attempt(lease))
             self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            task.add_done_callback(self._attempted)
         if not self._queue:
+            self.wake.set()
+
+    def _attempted(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (fault := task.exception()) is not None:
+            self.fault = self.fault or fault
             self.wake.set()
 
     async def _attempt(self, lease: Lease) -> None:
@@ -203,13 +233,15 @@ class Driver:
             await self._judge(lease, request, reply, began)
 
     async def _judge(self, lease: Lease, request: Outgoing, reply: HttpReply, began: float) -> None:
-        request_id = reply.request_id or uuid.uuid4().hex
+        request_id = reply.request_id or secrets.token_hex(16)
         kind = reply_kind(reply.status)
         if kind is Reply.BUSY:
             self._pushed_back(lease, retry_after_s(reply.retry_after, time.time()))
         elif kind is Reply.REFUSED:
             self._finish(lease, refused_line(lease.index, request.custom_id, reply.status, request_id, reply.body))
         elif kind is Reply.BROKEN:
+            if reply.status == 503:
+                self.window.pushed_back(time.monotonic())
             line = refused_line(lease.index, request.custom_id, reply.status, request_id, reply.body)
             await self._failed(lease, line)
         else:
@@ -220,7 +252,9 @@ class Driver:
                 await self._failed(lease, line)
                 return
             now = time.monotonic()
-            self.window.succeeded(now, now - began, len(self._in_flight))
+            # A token that is read costs less than one that is made.
+            work = answer.output_tokens + max(0, answer.input_tokens - answer.cached_tokens) // 4
+            self.window.succeeded(now, now - began, len(self._in_flight), work)
             self._finish(lease, answer_line(lease.index, request.custom_id, reply.status, request_id, answer))
 
     def _finish(self, lease: Lease, line: Line) -> None:
@@ -265,12 +299,15 @@ class Driver:
     def _pushed_back(self, lease: Lease, wait_s: float | None) -> None:
         now = time.monotonic()
         self._busy = True
-        if wait_s is None:
+        if wait_s is None and now >= self._busy_until:
+            # Once for all that one wave brings back.
             wait_s = self._busy_backoff_s * self._policy.jitter()
             self._busy_backoff_s = min(_BUSY_BACKOFF_S[1], self._busy_backoff_s * 2)
         self.window.pushed_back(now)
-        self._busy_until = max(self._busy_until, now + wait_s)
-        asyncio.get_running_loop().call_later(wait_s + 0.001, self._start_some)
+        if wait_s is not None:
+            wait_s = max(_LEAST_RETRY_S, wait_s)
+            self._busy_until = max(self._busy_until, now + wait_s)
+            asyncio.get_running_loop().call_later(wait_s + 0.001, self._start_some)
         self._put_back(lease)
 
     def _put_back(self, lease: Lease) -> None:
@@ -290,7 +327,7 @@ class Driver:
                 self.trouble = trouble
                 task = asyncio.create_task(self._recover())
                 self._tasks.add(task)
-                task.add_done_callback(self._tasks.discard)
+                task.add_done_callback(self._attempted)
         return trouble
 
     async def _recover(self) -> None:
@@ -299,6 +336,7 @@ class Driver:
             await asyncio.sleep(pause_s)
             self.trouble = await self._client.problem()
             pause_s = min(longest_s, pause_s * 1.5)
+        self.window.resumed(time.monotonic())
         self.wake.set()
         self._start_some()
 

@@ -134,15 +134,15 @@ def test_command_that_is_repeated_with_its_key_makes_one_job(number: int, servic
 def test_settings_are_shown_and_unknown_ones_refused(number: int, service: ServiceBox, end: Endpoint) -> None:
     flags = {
         "--workers": "2", "--gpus": "0", "--pool": "local", "--timeout": "2h", "--record-timeout": "90s",
-        "--concurrency": "7", "--priority": "-3",
+        "--concurrency": "7", "--priority": "-3", "--order": "input",
     }  # fmt: skip
     given = [word for pair in flags.items() for word in pair]
     submit = ("submit", str(GOOD), "--model", end.url, "--name", "tuned")
-    assert service.batch(*submit, *given, "--strict", "--ignore-record-model").status == 0
+    assert service.batch(*submit, *given, "--strict", "--ignore-record-model", "--dedupe").status == 0
     shown = json.loads(service.batch("status", "tuned", "--json").stdout)
     assert shown["options"] == {
         "workers": 2, "gpus": 0, "pool": "local", "timeout_s": 7200.0, "record_timeout_s": 90.0, "concurrency": 7,
-        "strict": True, "ignore_record_model": True,
+        "strict": True, "ignore_record_model": True, "order": "input", "dedupe": True,
     }  # fmt: skip
     assert shown["priority"] == -3
     for flag in (("--no-such-flag",), ("--temperature", "1"), ("--concurrency", "many"), ("--workers", "0")):

@@ -10,7 +10,9 @@ import pytest
 
 from freight.cli.main import COMMANDS
 from freight.config import SETTINGS, PathGrant, Pool
+from freight.control.embedded import DEDUPE_KEY, IGNORE_KEY
 from freight.core.model import ModelEntry
+from freight.core.window import OPAQUE_MOST, OPAQUE_START
 from tests.harness import ROOT, Box
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -30,7 +32,8 @@ def test_links_lead_somewhere(page: Path) -> None:
         assert (page.parent / target).exists(), target
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+# The page of benchmarks names options of the benchmarks, and of other programs.
+@pytest.mark.parametrize("page", [page for page in PAGES if page.stem != "benchmarks"], ids=lambda page: page.name)
 def test_options_that_pages_name_exist(page: Path) -> None:
     reference = (ROOT / "docs" / "reference.md").read_text(encoding="utf-8")
     text = page.read_text(encoding="utf-8")
@@ -53,6 +56,19 @@ def test_every_key_of_every_table_is_in_the_reference_with_a_line_of_its_own() -
 def test_every_command_of_the_table_has_help(box: Box) -> None:
     for command in COMMANDS:
         assert box.freight(command, "--help").status == 0
+
+
+@pytest.mark.parametrize("page", ["run.md", "decisions/0003-embedded-state.md"])
+def test_pages_name_every_option_and_setting_that_a_run_goes_on_with_only_if_it_is_the_same(page: str) -> None:
+    text = (ROOT / "docs" / page).read_text(encoding="utf-8")
+    for key in (IGNORE_KEY, DEDUPE_KEY, "media.hosts", "limits.record_bytes"):
+        assert f"`{key}`" in text
+
+
+def test_the_page_on_runs_says_what_automatic_concurrency_is() -> None:
+    text = " ".join((ROOT / "docs" / "run.md").read_text(encoding="utf-8").split())
+    assert f"from {OPAQUE_START} in flight" in text
+    assert f"to {OPAQUE_MOST} at most" in text
 
 
 def test_the_decisions_name_the_pinned_releases() -> None:

@@ -23,8 +23,7 @@ from freight.engines.base import Address, ServerCommand
 from freight.engines.client import MOST_RETRY_AFTER_S, EngineClient, retry_after_s
 from freight.engines.gguf import read_gguf
 from freight.errors import EngineError, UserError
-from freight.worker import agent
-from freight.worker.agent import Agent
+from freight.worker import logfile
 from freight.worker.supervise import ModelServer, StartLimits, describe_exit
 from tests.contract.scenario import side_by_side
 from tests.contract.scripted import OK, Reply, scripted
@@ -245,13 +244,12 @@ def test_server_that_refuses_its_own_list_is_no_bug_of_the_worker(box: Box, fold
 def test_a_log_that_grows_without_end_is_cut(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(agent, "MOST_LOG_BYTES", 10_000)
-    monkeypatch.setattr(agent, "_TRIM_S", 0.01)
+    monkeypatch.setattr(logfile, "MOST_BYTES", 10_000)
+    monkeypatch.setattr(logfile, "_LOOK_S", 0.01)
     path = tmp_path / "worker.log"
 
     async def trim() -> None:
-        own = Agent(str(tmp_path / "socket"), "w", tmp_path, path, ())
-        trimming = asyncio.create_task(own._keep_log_short())
+        trimming = asyncio.create_task(logfile.keep_short(path))
         try:
             # Opened once to append, as a server's output is.
             with path.open("ab", buffering=0) as log:
@@ -262,7 +260,6 @@ def test_a_log_that_grows_without_end_is_cut(
         finally:
             trimming.cancel()
             await asyncio.gather(trimming, return_exceptions=True)
-            await own._session.close()
 
     asyncio.run(trim())
     # What was last said is kept: the worker's own log is the same file.

@@ -23,7 +23,7 @@ GOOD: Final = str(CASES / "inputs" / "00_good3.jsonl")
 NOWHERE: Final = "http://127.0.0.1:9"
 OPTIONS: Final = (
     "-o", "--model", "--workers", "--gpus", "--timeout", "--record-timeout", "--concurrency", "--strict",
-    "--ignore-record-model", "--fresh", "--force", "--retry-errors", "--fail-on-errors",
+    "--ignore-record-model", "--order", "--dedupe", "--fresh", "--force", "--retry-errors", "--fail-on-errors",
 )  # fmt: skip
 
 

@@ -10,7 +10,7 @@ from typing import Final
 import pytest
 
 from freight.core.job import State
-from tests.harness import ROOT, Box, chat, engine_command, model_toml
+from tests.harness import Box, Finished, chat, engine_command, imports, model_toml
 from tests.service import HOLDS, ServiceBox, chats, endpoint, on_terminal, service_box
 
 COLOUR: Final = re.compile(rb"\x1b\[[0-9;]*m")
@@ -89,13 +89,9 @@ def test_reader_that_goes_away_is_no_error(service: ServiceBox) -> None:
     assert (done.stdout, done.stderr) == ("0\n", "")
 
 
-def imported(box: Box, *arguments: str, **extra: str) -> tuple[subprocess.CompletedProcess[str], set[str]]:
+def imported(box: Box, *arguments: str, **extra: str) -> tuple[Finished, set[str]]:
     """Run a command; return how it ended and which packages it imported."""
-    done = subprocess.run(
-        [sys.executable, "-X", "importtime", "-m", "freight", *arguments],
-        env=box.environment(**extra), cwd=ROOT, capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    names = re.findall(r"^import time: .*\| +([\w.]+)$", done.stderr, re.MULTILINE)
+    done, names = imports(box, "freight", *arguments, **extra)
     assert "click" in names
     return done, {name.partition(".")[0] for name in names}
 
@@ -103,7 +99,7 @@ def imported(box: Box, *arguments: str, **extra: str) -> tuple[subprocess.Comple
 @pytest.mark.parametrize("arguments", [("--help",), ("batch", "--help"), ("batch", "submit", "--help"), ("--version",)])
 def test_help_imports_nothing_heavy(arguments: tuple[str, ...], box: Box) -> None:
     done, names = imported(box, *arguments)
-    assert (done.returncode, bool(done.stdout)) == (0, True)
+    assert (done.status, bool(done.stdout)) == (0, True)
     assert names.isdisjoint(HEAVY)
 
 
@@ -111,7 +107,7 @@ def complete(box: Box, line: str, word: int, **extra: str) -> tuple[list[str], s
     """Return what bash is told to complete a line's word by, and what was imported for it."""
     variables = {"_FREIGHT_COMPLETE": "bash_complete", "COMP_WORDS": line, "COMP_CWORD": str(word)}
     done, names = imported(box, **variables, **extra)
-    assert done.returncode == 0, done.stderr
+    assert done.status == 0, done.stderr
     return [text.partition(",")[2] for text in done.stdout.splitlines() if text], names
 
 

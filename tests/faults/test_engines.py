@@ -141,7 +141,8 @@ def test_engine_killed_from_outside_again_and_again_ends_the_job_and_charges_not
     assert {code(result) for result in results} == {None, "batch_failed"}
     assert code(results[POISON]) == "batch_failed"
     assert not ask(mine.box.folder / OUT, "SELECT idx FROM suspect")
-    assert mine.starts() <= 12
+    # All but the last three starts have answered something.
+    assert mine.starts() <= len(results) + 3
     device_is_free(mine)
 
 

@@ -88,7 +88,8 @@ def two_runs(box: Box, tmp_path: Path) -> Generator[tuple[Running, Running]]:
     """Start a run, and another that needs the same device; the engine of the first is held up during the block."""
     box.configure(model_toml("mine", engine="command", command=engine_command(tmp_path, *SLOW)))
     box.write("in.jsonl", records(100))
-    first = Running(box, "in.jsonl", "-o", OUT, "--model", "mine")
+    # One at a time, so that it is not done before its engine is held up.
+    first = Running(box, "in.jsonl", "-o", OUT, "--model", "mine", "--concurrency", "1")
     wait_until(lambda: received(tmp_path / "record"), "the first has the device")
     with held_up(*engines_of(box)):
         second = Running(box, "in.jsonl", "-o", "second.jsonl", "--model", "mine")

@@ -38,7 +38,7 @@ async def end(folder: Path, token: str, how: str) -> dict[str, object]:
     argv = forker_command(folder, token, False, ["sleep", "600"], sys.executable)
     server = ModelServer(ServerCommand(argv, {}, Address("http://localhost", None, "")))
     server.start()
-    wait_until(lambda: named(token), "the grandchild is there")
+    wait_until(lambda: named(token) and len(psutil.Process().children(recursive=True)) == 2, "the grandchild is there")
     before = psutil.Process().children(recursive=True)
     if how == KILLED:
         os.kill(int(notes(folder, "server")[0][0]), signal.SIGKILL)

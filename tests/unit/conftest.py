@@ -1,9 +1,12 @@
 """Settings and fixtures of the unit tests."""
 
-from collections.abc import Generator
+import asyncio
+from collections.abc import Callable, Coroutine, Generator
 from pathlib import Path
+from typing import Any
 
 import pytest
+import uvloop
 from hypothesis import settings
 
 from tests.unit.houses import House
@@ -33,3 +36,9 @@ def house(tmp_path: Path) -> Generator[House]:
     opened = House(tmp_path, keep_warm_s=0.0)
     yield opened
     opened.close()
+
+
+@pytest.fixture(params=["asyncio", "uvloop"])
+def run(request: pytest.FixtureRequest) -> Callable[[Coroutine[Any, Any, None]], None]:
+    """Give what runs a test's coroutine, in each of the event loops that Freight runs in."""
+    return asyncio.run if request.param == "asyncio" else uvloop.run

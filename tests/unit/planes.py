@@ -2,26 +2,28 @@
 
 import asyncio
 import threading
-from collections.abc import Awaitable, Callable, Generator
+import uuid
+from collections.abc import Awaitable, Callable, Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 
 import msgspec
 
 from freight.control.destination import FileAt
 from freight.control.dispatcher import Dispatcher
 from freight.control.inputs import InputFile
-from freight.control.intake import Index, Limits, scan
+from freight.control.intake import NO_WISHES, Index, Limits, Wishes, scan
 from freight.control.jobrun import EngineLimits, JobOptions, JobRun
 from freight.control.output import ASIDE
 from freight.control.plane import ControlPlane
 from freight.core.answer import Answer, Line, answer_line
 from freight.core.device import Device
-from freight.core.job import Event, State
+from freight.core.job import Event, State, Totals
 from freight.core.messages import PROTOCOL, Order, Orders, Phase, Report
 from freight.core.model import EngineName, ModelEntry, ModelSpec
 from freight.core.record import Rules
@@ -50,6 +52,7 @@ class Parts:
     catalog: Catalog
     dispatcher: Dispatcher
     writer: ThreadPoolExecutor
+    reader: ThreadPoolExecutor
     numbers: dict[str, int] = field(default_factory=dict[str, int])
 
     async def lease(self, worker: str, want: int, workers: int = 1) -> list[int]:
@@ -63,6 +66,11 @@ class Parts:
         self.numbers[worker] = number = self.numbers.get(worker, 0) + 1
         fields.setdefault("job", "job" if number > 1 else "")
         return Report(PROTOCOL, worker, number, fields.pop("phase", Phase.READY), **fields)
+
+    def open_again(self) -> None:
+        """Replace the dispatcher by that of a control plane that starts anew."""
+        row = self.catalog.get("job")
+        self.dispatcher = Dispatcher(self.file, self.index, self.results, row, self.writer, self.reader)
 
     async def accept(self, worker: str, **fields: Any) -> None:
         """Have the dispatcher take a report of a worker."""
@@ -78,19 +86,38 @@ class Parts:
         finally:
             free.set()
 
+    @contextmanager
+    def putting(self) -> Generator[Callable[[], Awaitable[bool]]]:
+        """Keep results from the disk until the block ends; what is yielded waits until some are on their way there."""
+        put, there, free = self.results.put, threading.Event(), threading.Event()
+
+        def put_late(*arguments: Any) -> Totals:
+            there.set()
+            free.wait(PATIENCE_S)
+            return put(*arguments)
+
+        with patch.object(self.results, "put", put_late):
+            try:
+                yield lambda: asyncio.to_thread(there.wait, PATIENCE_S)
+            finally:
+                free.set()
+
 
 @contextmanager
-def opened_parts(tmp_path: Path) -> Generator[Parts]:
-    """Give a dispatcher of COUNT records, none of them done."""
+def opened_parts(
+    tmp_path: Path, bodies: Sequence[str] = ('{"messages":[]}',) * COUNT, wishes: Wishes = NO_WISHES
+) -> Generator[Parts]:
+    """Give a dispatcher of records with these bodies, none of them done; their ids are r0, r1, …"""
     path = tmp_path / "in.jsonl"
-    path.write_text("".join(f'{{"custom_id":"r{i}","body":{{"messages":[]}}}}\n' for i in range(COUNT)))
+    path.write_text("".join(f'{{"custom_id":"r{i}","body":{body}}}\n' for i, body in enumerate(bodies)))
     file = InputFile(path, "in.jsonl")
-    index = scan(file, Rules(), Limits(10_000), lambda problems: None)
+    index = scan(file, Rules(), Limits(10_000_000), lambda problems: None, wishes=wishes)
     results = Results(tmp_path / "results.db", Locking.LOCAL)
     catalog = Catalog(tmp_path / "catalog.db", Locking.LOCAL)
-    row = catalog.happened(catalog.add("job", {}, COUNT, None, 1.0), Event.ACCEPTED, 1.0)
+    row = catalog.happened(catalog.add("job", {}, len(bodies), None, 1.0), Event.ACCEPTED, 1.0)
     with ThreadPoolExecutor(1) as writer, ThreadPoolExecutor(1) as reader:
-        yield Parts(file, index, results, catalog, Dispatcher(file, index, results, row, writer, reader), writer)
+        dispatcher = Dispatcher(file, index, results, row, writer, reader)
+        yield Parts(file, index, results, catalog, dispatcher, writer, reader)
     results.close()
     catalog.close()
     file.close()
@@ -115,6 +142,9 @@ class Hand:
 
     def devices(self) -> tuple[Device, ...]:
         return ()
+
+    def worker_id(self) -> str:
+        return uuid.uuid4().hex[:12]
 
     def start(self, place: WorkerPlace) -> Any:
         self.places.append(place)

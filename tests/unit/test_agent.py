@@ -20,6 +20,7 @@ from freight.core.record import Endpoint
 from freight.engines.command import CommandEngine
 from freight.errors import UserError
 from freight.store.staging import staged as copy_of
+from freight.worker import agent
 from freight.worker.agent import Agent
 from tests.harness import engine_command
 
@@ -168,6 +169,19 @@ def test_a_new_control_plane_is_told_all_that_is_held_and_what_the_old_one_did_n
     asyncio.run(scenario())
 
 
+def test_records_are_asked_for_once_the_server_is_up_however_long_reports_are_apart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for pause in ("_NEWS_S", "_PACE_S", "HEARTBEAT_S"):
+        monkeypatch.setattr(agent, pause, 600.0)
+
+    async def scenario() -> None:
+        async with staged(tmp_path) as stage:
+            assert (await stage.script.hears(lambda report: report.phase is Phase.READY)).want
+
+    asyncio.run(scenario())
+
+
 def test_results_that_nobody_acknowledged_come_again_to_the_next_control_plane(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with staged(tmp_path) as stage:
@@ -239,7 +253,7 @@ def test_an_idle_worker_that_is_told_to_stop_ends_its_server(tmp_path: Path) -> 
 def test_a_worker_without_a_control_plane_ends_with_its_server_after_its_grace(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with staged(tmp_path, orphan_s=0.0) as stage:
-            stage.agent._orphan_s = 0.3  # A start counts as grace, too.
+            stage.agent._control.orphan_s = 0.3  # A start counts as grace, too.
             await stage.server.stop()
             await stage.ends()
 
@@ -249,7 +263,7 @@ def test_a_worker_without_a_control_plane_ends_with_its_server_after_its_grace(t
 def test_a_worker_without_a_control_plane_that_is_told_to_end_does_so(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with staged(tmp_path, orphan_s=0.0) as stage:
-            stage.agent._orphan_s = 0.5
+            stage.agent._control.orphan_s = 0.5
             await stage.server.stop()
             stage.agent.stopping.set()
             await stage.ends()

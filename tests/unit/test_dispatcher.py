@@ -106,6 +106,41 @@ def test_records_that_took_a_server_down_thrice_fail_and_no_other_does(parts: Pa
     asyncio.run(scenario())
 
 
+@pytest.mark.parametrize("what", ["a new control plane", "a lost worker"])
+def test_a_record_with_its_last_death_goes_to_nobody_while_its_error_is_written(parts: Parts, what: str) -> None:
+    async def scenario() -> None:
+        for number in range(1, MAX_DEATHS):
+            assert await parts.lease("a", 1) == [0]
+            await parts.accept("a", deaths=[Death(number, "it died", charged=True, in_flight=[0])])
+        if what == "a new control plane":
+            parts.open_again()
+        assert await parts.lease("a", 1) == [0]
+        last = parts.report("a", deaths=[Death(MAX_DEATHS, "it died", charged=True, in_flight=[0])])
+        with parts.putting() as until_there:
+            accepting = asyncio.create_task(parts.dispatcher.accept(last))
+            assert await until_there()
+            if what == "a lost worker":
+                parts.dispatcher.lost("a")
+            assert await parts.lease("b", 2) == [1, 2]
+        await accepting
+        assert await parts.lease("c", COUNT) == list(range(3, COUNT))
+        assert (parts.dispatcher.left, parts.dispatcher.totals.failed) == (COUNT - 1, 1)
+
+    asyncio.run(scenario())
+
+
+def test_a_last_death_of_which_the_error_got_lost_lets_the_record_run_once_more(parts: Parts) -> None:
+    async def scenario() -> None:
+        for number in range(1, MAX_DEATHS + 1):
+            parts.results.accuse([0], "a", number)
+        parts.open_again()
+        assert await parts.lease("b", COUNT) == [0]
+        await parts.accept("b", done=done(0))
+        assert await parts.lease("b", COUNT) == list(range(1, COUNT))
+
+    asyncio.run(scenario())
+
+
 def test_worker_that_is_lost_while_its_report_is_written_gets_no_leases_any_more(parts: Parts, tmp_path: Path) -> None:
     async def scenario() -> None:
         hand = Hand()

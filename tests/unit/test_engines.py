@@ -1,5 +1,6 @@
 """What is known of model servers without starting one."""
 
+import math
 import random
 import struct
 import zlib
@@ -9,6 +10,8 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from freight.core.model import EngineName, ModelEntry, ModelSpec
 from freight.engines.base import Place, metric, read_key
@@ -254,6 +257,32 @@ def test_a_metric_is_summed_over_its_labels_and_not_mixed_with_others() -> None:
     assert metric(METRICS, "vllm:generation_tokens_total") == 200
     assert metric(METRICS, "vllm:generation") is None
     assert CommandEngine().tokens_made(METRICS) == 200
+
+
+@pytest.mark.parametrize("value", ["NaN", "+Inf", "", "many", "-1", "1e30", "1e308 3\na 1e308"])
+@pytest.mark.parametrize("end", ["", "\n", "\nother 1"])
+def test_a_metric_without_a_number_is_none(value: str, end: str) -> None:
+    assert metric(f"# HELP a b\na {value}{end}", "a") is None
+    assert metric(f"a {value}{end}", "a") is None
+    assert metric(f'a 1\na{{b="c"}} 2{end}', "a") == 3
+
+
+def summed(text: str, name: str) -> float | None:
+    """Return a metric, found by reading every line."""
+    samples = [line for line in text.split("\n") if line.startswith((name + " ", name + "{"))]
+    try:
+        values = [float(line.rsplit(None, 1)[1]) for line in samples]
+    except (IndexError, ValueError):
+        return None
+    return sum(values) if values and all(map(math.isfinite, values)) else None
+
+
+LINES = st.sampled_from(["a 1", "a", "a ", "a x", "a nan", "a{x} 3", "ab 2", "ab", "# HELP a", "b 4", "b a 5", ""])
+
+
+@given(st.lists(LINES, max_size=6).map("\n".join))
+def test_a_metric_is_read_from_any_text_whatever_that_begins_or_ends_with(text: str) -> None:
+    assert metric(text, "a") == summed(text, "a")
 
 
 def test_a_key_comes_from_a_file_before_a_variable(tmp_path: Path) -> None:

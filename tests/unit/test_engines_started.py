@@ -354,6 +354,20 @@ def test_a_servers_metrics_tell_its_load_and_its_progress(
     assert engine_of(engine).tokens_made(metrics) == tokens
 
 
+@pytest.mark.parametrize(
+    ("metrics", "sample"),
+    [
+        (VLLM_METRICS, 'vllm:num_preemptions_total{engine="0"} 7.0'),
+        (SGLANG_METRICS, "sglang:num_retracted_requests_total 7.0"),
+    ],
+)
+def test_a_servers_metrics_tell_how_often_its_cache_was_too_small(metrics: str, sample: str) -> None:
+    load = engine_of(EngineName.ENDPOINT).load(f"{metrics}{sample}\n")
+
+    assert load is not None
+    assert load.preemptions == 7
+
+
 def test_python_servers_are_started_one_after_the_other() -> None:
     staggered = {name for name in EngineName if engine_of(name).staggers}
     assert staggered == {EngineName.VLLM, EngineName.SGLANG}

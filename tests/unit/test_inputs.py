@@ -4,6 +4,7 @@ import os
 import subprocess
 import tempfile
 import threading
+import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -162,6 +163,19 @@ def test_only_the_first_twenty_records_are_looked_at(tmp_path: Path) -> None:
     file = opened(tmp_path / "in", (GOOD + b"\n\n") * 20 + b"not json\n")
 
     assert inspect(file, 1000).records == 20
+    file.close()
+
+
+def test_of_the_good_records_that_are_looked_at_none_is_kept(tmp_path: Path) -> None:
+    record = b'{"custom_id":"a","body":{"messages":"' + b"x" * 1_000_000 + b'"}}'
+    file = opened(tmp_path / "in", (record + b"\n") * 20)
+
+    tracemalloc.start()
+    assert inspect(file, 2_000_000).records == 20
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+
+    assert peak < 12_000_000
     file.close()
 
 

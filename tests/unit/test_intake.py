@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from freight.control.inputs import BOM, InputFile
-from freight.control.intake import Index, Limits, Problem, scan, sha256_of
+from freight.control.intake import NO_WISHES, Index, Limits, Problem, Wishes, scan, sha256_of
 from freight.core.record import Endpoint, Rules
 from freight.errors import Interrupted, OperationError, UserError
 
@@ -19,12 +19,18 @@ def record(custom_id: str, **body: object) -> bytes:
     return json.dumps({"custom_id": custom_id, "body": body or {"messages": []}}).encode()
 
 
-def scanned(path: Path, content: bytes, rules: Rules = Rules(), limits: Limits = LIMITS) -> tuple[Index, list[Problem]]:  # noqa: B008
+def scanned(
+    path: Path,
+    content: bytes,
+    rules: Rules = Rules(),  # noqa: B008
+    limits: Limits = LIMITS,
+    wishes: Wishes = NO_WISHES,
+) -> tuple[Index, list[Problem]]:
     path.write_bytes(content)
     file = InputFile(path, "in")
     problems: list[Problem] = []
     try:
-        return scan(file, rules, limits, problems.extend), problems
+        return scan(file, rules, limits, problems.extend, wishes=wishes), problems
     finally:
         file.close()
 
@@ -53,6 +59,13 @@ def test_a_file_of_blank_lines_has_no_records(tmp_path: Path) -> None:
     index, problems = scanned(tmp_path / "in", b"\n \n")
 
     assert (index.records, problems, index.endpoints_used()) == (0, [], frozenset())
+
+
+def test_a_file_without_a_good_record_has_no_equal_ones(tmp_path: Path) -> None:
+    index, problems = scanned(tmp_path / "in", b"{bad\n" * 2, wishes=Wishes(order=True, dedupe=True))
+
+    assert len(problems) == 2
+    assert index.firsts.tolist() == [0, 1]
 
 
 def test_a_bad_line_keeps_its_place_and_gets_its_line_in_the_results(tmp_path: Path) -> None:

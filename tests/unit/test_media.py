@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from freight.core.media import media_host, media_problem
+from freight.core.media import may_name_media, media_host, media_problem
 
 HOSTS = frozenset({"images.example.org", "10.0.0.9"})
 PNG = "data:image/png;base64,iVBORw0KGgo="
@@ -164,6 +164,26 @@ def test_a_duplicate_does_not_hide_another() -> None:
 def test_a_name_spelt_in_escapes_counts(key: bytes) -> None:
     assert not allowed(b'{"' + key + b'":{"url":"http://a"}}')
     assert not allowed(b'{"' + key + b'":{"\\u0075rl":"http://a"}}')
+
+
+@pytest.mark.parametrize("name", [*FIELDS, "multi_modal_data", "prompt-embeds", "ref_image"])
+@pytest.mark.parametrize("spelling", ["\\u%04x", "\\u%04X"])
+def test_a_name_counts_whichever_of_its_letters_is_spelt(name: str, spelling: str) -> None:
+    for at, letter in enumerate(name):
+        key = name[:at] + spelling % ord(letter) + name[at + 1 :]
+        assert not allowed(f'{{"a\\\\":"\\\\","{key}":{{"url":"http://a"}}}}'.encode()), key
+
+
+@pytest.mark.parametrize(
+    "text",
+    ['the "image" and the "video"', 'a "file":"x"', "\\u003cimage\\u003e \\u0026 \\u0022", "caf\u00e9 \u4f60 \\u2019"],
+)
+def test_a_text_that_quotes_such_names_names_no_media(text: str) -> None:
+    """Most bodies are not decoded for this: the quick look tells."""
+    body = json.dumps(chat({"type": "text", "text": text}), ensure_ascii=False).replace("\\\\u", "\\u").encode()
+
+    assert json.loads(body)
+    assert not may_name_media(body)
 
 
 def test_an_address_spelt_in_escapes_is_read_as_what_it_is() -> None:

@@ -67,6 +67,13 @@ def test_a_job_starts_the_workers_it_lacks_on_free_devices_and_none_without_reco
     assert decide(job, devices=devices) == expected
 
 
+@pytest.mark.parametrize(("twins", "devices"), [(0, 4), (97, 3), (99, 1)])
+def test_no_worker_is_started_for_records_that_get_the_answer_of_another(twins: int, devices: int) -> None:
+    job = replace(QUEUED, workers=8, twins=twins)
+
+    assert decide(job, devices="....") == starts(*(f"gpu{n}" for n in range(devices)))
+
+
 def test_a_job_without_any_device_waits_and_names_the_holders() -> None:
     [wait] = decide(QUEUED, devices="xy")
 

@@ -56,7 +56,7 @@ def test_job_cancelled_while_its_input_is_checked_ends_so_at_the_next_start(
 
     def until_stopped(*arguments: Any) -> Any:
         begun.set()
-        while not arguments[-1]():
+        while not arguments[4]():
             time.sleep(0.005)
         return scan(*arguments)
 

@@ -1,6 +1,7 @@
 """Jobs on their way from the disk into the queue."""
 
 import asyncio
+from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -9,9 +10,10 @@ import msgspec
 import pytest
 
 from freight.control.inputs import InputFile
-from freight.control.intake import Limits, scan
+from freight.control.intake import NO_WISHES, Limits, Wishes, scan
+from freight.control.jobrun import JobOptions
 from freight.control.servicefolder import ServiceFolder
-from freight.control.shelf import Shelf, spec_of
+from freight.control.shelf import Shelf, options_of, spec_of
 from freight.core.job import State
 from freight.core.model import EngineName, ModelEntry, ModelSpec
 from freight.core.record import Rules
@@ -23,13 +25,13 @@ COUNT = 3
 MODEL = ModelSpec("m", ModelEntry(engine=EngineName.ENDPOINT, source="http://a"), "m", None, None, frozenset(), {})
 
 
-def laid_out(tmp_path: Path) -> tuple[Shelf, JobRow]:
+def laid_out(tmp_path: Path, wishes: Wishes = NO_WISHES) -> tuple[Shelf, JobRow]:
     """Return a shelf with one job of COUNT records on it."""
     folder = ServiceFolder(tmp_path)
     folder.job("j").mkdir(parents=True)
-    folder.input("j").write_bytes(b'{"custom_id":"r","body":{"messages":[]}}\n' * COUNT)
+    folder.input("j").write_text("".join(f'{{"custom_id":"r{n}","body":{{"messages":[]}}}}\n' for n in range(COUNT)))
     file = InputFile(folder.input("j"), "the input")
-    scan(file, Rules(), Limits(10_000), lambda problems: None).save(folder.index("j"))
+    scan(file, Rules(), Limits(10_000), lambda problems: None, wishes=wishes).save(folder.index("j"))
     file.close()
     folder.open_results("j", Sharing.WRITER).close()
 
@@ -58,6 +60,22 @@ def test_a_job_in_the_queue_knows_what_is_left_of_it(tmp_path: Path) -> None:
     waiting = asyncio.run(shelf.waiting(row))
 
     assert (waiting.failure, waiting.left, waiting.view().broken) == ("", COUNT, "")
+
+
+def test_a_job_in_the_queue_knows_how_many_of_its_records_get_the_answer_of_another(tmp_path: Path) -> None:
+    shelf, row = laid_out(tmp_path, Wishes(dedupe=True))
+
+    view = asyncio.run(shelf.waiting(row)).view()
+
+    assert (view.left, view.twins) == (COUNT, COUNT - 1)
+
+
+def test_a_job_is_run_with_every_option_of_its_request(tmp_path: Path) -> None:
+    _, row = laid_out(tmp_path)
+    asked = JobOptions(3, 4.0, 5.0, 6, 0, "input", dedupe=True)
+    row.spec["request"].update(asdict(asked), gpus=None)
+
+    assert options_of(row, MODEL, ()) == asked
 
 
 @pytest.mark.parametrize("name", ["results.db", "index.npz"])

@@ -13,6 +13,7 @@ import pytest
 
 from freight.control import statefolder
 from freight.control.statefolder import INPUT_KEY, SAME, StateFolder
+from freight.core.job import Event
 from freight.errors import FreightError, OperationError, UserError
 from freight.store.folder import OWNER_BEAT_S, FolderLock, Owner
 from freight.store.processes import ProcessId
@@ -43,6 +44,28 @@ def keep(state: StateFolder, content: bytes) -> Path:
 def add_job(state: StateFolder, kept: Path) -> None:
     digest = hashlib.sha256(kept.read_bytes()).hexdigest()
     state.catalog.add("job", {SAME: {INPUT_KEY: digest}}, 1, None, 1.0)
+
+
+def test_results_and_index_stay_until_all_answers_are_in_the_output_and_then_go_together(tmp_path: Path) -> None:
+    state = folder_at(tmp_path)
+    state.claim()
+    state.open(fresh=False)
+    add_job(state, keep(state, b"x"))
+    state.open_results("job").close()
+    (state.job_folder("job") / "index-0.0.9.npz").write_bytes(b"kept")
+    (state.job_folder("job") / "1.log").write_bytes(b"stays")
+
+    for event in (Event.ACCEPTED, Event.LAST_RECORD_DONE, Event.OUTPUT_WRITTEN):
+        state.drop_results("job")
+        assert state.has_results("job")
+        assert list(state.path.rglob("*.npz"))
+        row = state.job()
+        assert row is not None
+        state.catalog.happened(row, event, 2.0)
+    state.drop_results("job")
+
+    assert [path.name for path in state.job_folder("job").iterdir()] == ["1.log"]
+    state.close()
 
 
 def test_the_loser_of_a_race_for_a_new_folder_leaves_it_to_the_winner(tmp_path: Path) -> None:

@@ -1,0 +1,1 @@
+"""What people use today, each behind one small adapter, in an environment of its own."""
