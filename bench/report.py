@@ -50,7 +50,8 @@ On one engine, with nothing shared among the records (W1, W4), a bare loop with 
 runs already reaches the engine's peak. Nobody can be faster there, and Freight is not: it finds that number by itself,
 keeps every answer through a kill, and starts two processes to do so, which a file of 24 records feels. The bare loop
 keeps nothing: it takes part to show what the engine gives. Freight wins by order (W3, W3b), by several workers and
-skewed files, and by how little durability costs it (W6, W7).
+skewed files, and by how little durability costs it (W6). With many 503s (W7) it is no faster than others: it slows down
+at them, as a server that says so asks, and a record that meets three of them ends as an error.
 """
 
 _COMMANDS: Final = """## Commands

@@ -2,6 +2,7 @@
 
 import asyncio
 import itertools
+import threading
 import time
 from collections.abc import Callable
 
@@ -103,7 +104,7 @@ def test_a_new_server_is_not_judged_by_a_probe_of_the_one_before() -> None:
 
         def ill() -> int:
             loop.call_soon_threadsafe(asked.set)
-            time.sleep(0.3)  # Its answer comes when nobody waits for it any more.
+            over.wait(PATIENCE_S)  # Its answer comes when nobody waits for it any more.
             return 500
 
         old.health = ill
@@ -119,7 +120,9 @@ def test_a_new_server_is_not_judged_by_a_probe_of_the_one_before() -> None:
                 while driver.held():
                     assert driver.trouble is None
                     await asyncio.sleep(0.005)
+            over.set()
 
+    over = threading.Event()
     with (
         scripted(lambda _text, _time_no: Reply(500, b"{}")) as old,
         scripted(lambda _text, time_no: Reply(500, b"{}") if time_no == 1 else OK) as new,
