@@ -138,13 +138,14 @@ def by_run_batch(folder: Path, source: Path) -> dict[str, float]:
 
 def measure_prefix(given: argparse.Namespace) -> None:
     """Run all of them in turn, each with a server of its own, so that no cache is warm."""
-    ways: dict[str, Callable[[Path, Path], dict[str, float]]] = {
+    all_ways: dict[str, Callable[[Path, Path], dict[str, float]]] = {
         "freight": lambda folder, source: by_endpoint(folder, source, "auto"),
         "freight, order input": lambda folder, source: by_endpoint(folder, source, "input"),
         "freight starts vLLM": by_freight_alone,
         "vllm run-batch": by_run_batch,
         "bare, 16 in flight": by_bare,
     }
+    ways = {way: measure for way, measure in all_ways.items() if given.ways is None or way in given.ways}
     for number in range(given.rounds):
         for way, measure in ways.items():
             with tempfile.TemporaryDirectory(prefix="freight-real-", dir=given.folder) as name:
@@ -218,6 +219,7 @@ def main() -> None:
     parser.add_argument("what", nargs="*", default=["prefix", "closed-vllm", "closed-llamacpp"], metavar="WHAT")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--groups", type=int, default=40, help="of the prefix bench, 8 records each")
+    parser.add_argument("--ways", nargs="+", metavar="WAY", help="of the prefix bench, instead of all")
     parser.add_argument("--records", type=int, default=200, help="of the closed loops")
     parser.add_argument("--folder", type=absolute_folder)
     given = parser.parse_args()

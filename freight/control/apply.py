@@ -180,7 +180,7 @@ class Apply:
         worker = self._roster.workers.get(chosen)
         if worker is None or worker.stopping or worker.job is not None:
             return  # It has ended meanwhile.
-        if worker.phase is Phase.IDLE:
+        if worker.phase is Phase.IDLE and self._policy.shared:
             with suppress(OSError):
                 os.truncate(worker.log, 0)  # What its server said while it was idle is of no job.
         # Before it is written down, so that whatever becomes of the worker meanwhile is seen to by its job.

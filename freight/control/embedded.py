@@ -32,7 +32,8 @@ from freight.control.intake import Index, Problem, Wishes, scan, sha256_of
 from freight.control.jobrun import JobOptions, JobRun
 from freight.control.keptindex import keep_index, kept_index
 from freight.control.output import ASIDE, put_in_place, rows, write_aside
-from freight.control.placing import check_gpus, check_place
+from freight.control.pins import Pin, pin_of
+from freight.control.placing import check_gpus, check_place, needs_device
 from freight.control.plane import ControlPlane, Listen
 from freight.control.resolve import choose_model, find_entry, resolve
 from freight.control.sockets import CONTROL_SOCKET, make_private, runtime_folder
@@ -56,6 +57,8 @@ IGNORE_KEY: Final = "--ignore-record-model"
 DEDUPE_KEY: Final = "--dedupe"
 _T = TypeVar("_T")
 _ENDPOINT_PAUSE_S: Final = 2.0
+# A smaller input is checked before a worker that is started first could do anything.
+_LONG_BYTES: Final = 4_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,7 +190,8 @@ class EmbeddedRun:
         request = self._request
         asked = Asked(request.fresh, request.force, request.retry_errors)
         decision = decide(None if request.fresh else self._earlier(row), same, asked, stands, request.output)
-        return await self._follow(decision, row, _Prepared(stack, file, model, launcher, gpus, same | {"typed": typed}))
+        described = same | {"typed": typed}
+        return await self._follow(decision, row, _Prepared(stack, file, sample, model, launcher, gpus, described))
 
     def _is_plainly_done(self, row: JobRow, typed: str, sha256: str, stands: Standing) -> bool:
         """Return whether the same command was finished before: then its server need not be there any more."""
@@ -291,25 +295,66 @@ class EmbeddedRun:
 
     async def _run_job(self, prepared: "_Prepared", earlier: JobRow | None) -> Outcome:
         job = earlier.id if earlier else str(uuid.uuid4())
-        file, model = prepared.file, prepared.model
         results = self._state.open_results(job)
         prepared.stack.callback(results.close)
-        index = await self._index(prepared, results, job, earlier)
-        row = earlier or await self._in_thread(self._add, job, prepared, index)
-        dispatcher = Dispatcher(file, index, results, row, self._writer, self._reader)
-        run = JobRun(
-            row, file, index, results, dispatcher, model, replace(self._request.options, gpus=prepared.gpus),
-            engine_limits(self._config), self._state.job_folder(job),
-            FileAt(self._output, self._state.job_folder(job) / ASIDE), self._request.force,
+        runtime = self._runtime = runtime_folder()
+        self._state.note_runtime(runtime)
+        plane = self._plane_of(job, runtime, prepared.launcher)
+        await plane.start()
+        self._plane = plane
+        try:
+            # What an earlier run was not able to give back before it was stopped.
+            await plane.apply.quarantine.take_up()
+            for left in self._remains:
+                await plane.apply.quarantine.enter(left)
+            run = await self._checked(plane, prepared, results, job, earlier)
+            try:
+                if self._interrupted:
+                    plane.stop()
+                await plane.run(run, self._console.show)
+            finally:
+                await run.dispatcher.close()
+        finally:
+            await plane.apply.end_workers()
+            await plane.close()
+            shutil.rmtree(runtime, ignore_errors=True)
+        return self._outcome(run)
+
+    def _plane_of(self, job: str, runtime: Path, launcher: LocalLauncher) -> ControlPlane:
+        """Return a control plane for the one job; its workers' sockets are in `runtime`."""
+        logs = self._state.job_folder(job) / "workers"
+
+        def make_places(_: JobRun | None, worker: str) -> tuple[Path, Path]:
+            make_private(runtime / worker, logs)
+            return runtime / worker, logs / f"{worker}.log"
+
+        return ControlPlane(
+            self._state.catalog, launcher, self._state.lock, self._writer, self._listen, runtime / CONTROL_SOCKET,
+            make_places, policy_of(self._config),
         )  # fmt: skip
-        await self._drive(run, prepared.launcher)
-        outcome = Outcome(
-            run.row.state, run.row.reason, index.records, dispatcher.totals, tuple(results.failures(run.row.retried))
-        )
-        if run.row.state is State.COMPLETED and not dispatcher.totals.failed:
-            results.close()
-            self._state.drop_results(job)
-        return outcome
+
+    async def _checked(
+        self, plane: ControlPlane, prepared: "_Prepared", results: Results, job: str, earlier: JobRow | None
+    ) -> JobRun:
+        """Return the job with all of its input checked, ready to run."""
+        file, folder = prepared.file, self._state.job_folder(job)
+        index = await self._index(plane, prepared, results, job, earlier)
+        row = earlier or await self._in_thread(self._add, job, prepared, index)
+        return JobRun(
+            row, file, index, results, Dispatcher(file, index, results, row, self._writer, self._reader),
+            prepared.model, replace(self._request.options, gpus=prepared.gpus), engine_limits(self._config), folder,
+            FileAt(self._output, folder / ASIDE), self._request.force,
+        )  # fmt: skip
+
+    def _outcome(self, run: JobRun) -> Outcome:
+        totals, records = run.dispatcher.totals, run.index.records
+        if run.row.state not in FINAL:
+            raise Interrupted(f"interrupted with {totals.done} of {records} records done, all of them kept")
+        failures = run.results.failures(run.row.retried)
+        if run.row.state is State.COMPLETED and not totals.failed:
+            run.results.close()
+            self._state.drop_results(run.row.id)
+        return Outcome(run.row.state, run.row.reason, records, totals, tuple(failures))
 
     def _add(self, job: str, prepared: "_Prepared", index: Index) -> JobRow:
         outcome = {"outputs": prepared.outputs, "done": 0, "failed": 0} if prepared.outputs else None
@@ -317,17 +362,33 @@ class EmbeddedRun:
         row = self._patiently(catalog.add, job, prepared.spec(index), index.records, outcome, time.time())
         return self._patiently(self._happened, row, Event.ACCEPTED)
 
-    async def _index(self, prepared: "_Prepared", results: Results, job: str, earlier: JobRow | None) -> Index:
-        """Check the whole file, unless an earlier run of the same file on the same model has done so."""
+    async def _index(
+        self, plane: ControlPlane, prepared: "_Prepared", results: Results, job: str, earlier: JobRow | None
+    ) -> Index:
+        """Check the whole file, unless an earlier run of the same file on the same model has done so.
+
+        Where that takes a while, the model's servers come up meanwhile.
+        """
         folder, ordered = self._state.job_folder(job), self._request.options.order == "auto"
         described = prepared.described
         if earlier is not None and earlier.spec["typed"] == described["typed"]:
             kept = await self._in_thread(kept_index, folder, described[INPUT_KEY], ordered, self._request.strict)
             if kept is not None:
                 return kept
-        index = await self._intake(prepared.file, prepared.model, results, earlier.epoch if earlier else 0)
+        work = self._intake(prepared.file, prepared.model, results, earlier.epoch if earlier else 0)
+        if needs_device(prepared.model) and prepared.file.size >= _LONG_BYTES:
+            index = await plane.warm_up(self._pin(prepared), work)
+        else:
+            index = await work
         await self._in_thread(keep_index, folder, index, ordered)
         return index
+
+    def _pin(self, prepared: "_Prepared") -> Pin:
+        """Return what keeps up the servers that the job will need as far as the sample tells."""
+        model, sample, options = prepared.model, prepared.sample, self._request.options
+        # No more than there are records for, which of those of the sample may all be the same.
+        workers = 1 if options.dedupe else min(options.workers or sample.records, sample.records)
+        return pin_of(model.name, workers, model, prepared.gpus, sample.endpoints, options.concurrency)
 
     async def _intake(self, file: InputFile, model: ModelSpec, results: Results, epoch: int) -> Index:
         """Check the whole file; bad lines become results, or with --strict refuse the file."""
@@ -346,38 +407,6 @@ class EmbeddedRun:
             raise UserError(listing(file.shown, strict), "correct these lines, or leave out --strict")
         return index
 
-    async def _drive(self, run: JobRun, launcher: LocalLauncher) -> None:
-        folder = self._runtime = runtime_folder()
-        self._state.note_runtime(folder)
-
-        def make_places(job: JobRun | None, worker: str) -> tuple[Path, Path]:
-            assert job is not None
-            make_private(folder / worker, job.folder / "workers")
-            return folder / worker, job.folder / "workers" / f"{worker}.log"
-
-        plane = ControlPlane(
-            self._state.catalog, launcher, self._state.lock, self._writer, self._listen, folder / CONTROL_SOCKET,
-            make_places, policy_of(self._config),
-        )  # fmt: skip
-        await plane.start()
-        self._plane = plane
-        try:
-            # What an earlier run was not able to give back before it was stopped.
-            await plane.apply.quarantine.take_up()
-            for left in self._remains:
-                await plane.apply.quarantine.enter(left)
-            if self._interrupted:
-                plane.stop()
-            await plane.run(run, self._console.show)
-        finally:
-            await plane.close()
-            await run.dispatcher.close()
-            shutil.rmtree(folder, ignore_errors=True)
-        if run.row.state not in FINAL:
-            raise Interrupted(
-                f"interrupted with {run.dispatcher.totals.done} of {run.index.records} records done, all of them kept",
-            )
-
 
 @dataclass(frozen=True, slots=True)
 class _Prepared:
@@ -385,6 +414,7 @@ class _Prepared:
 
     stack: ExitStack
     file: InputFile
+    sample: Sample
     model: ModelSpec
     launcher: LocalLauncher
     gpus: int

@@ -247,11 +247,14 @@ def _chunks(source: int, stopped: Callable[[], bool]) -> Iterator[bytes]:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """What the first records show: how many there are, how many have a small budget, the models of the good ones."""
+    """What the first records show: how many there are, how many have a small budget; of the good ones, the models
+    and the endpoints (Endpoint values).
+    """
 
     records: int
     small_budgets: int
     models: tuple[str | None, ...]
+    endpoints: frozenset[int]
 
     def budget_note(self) -> str:
         """Return advice on records that may spend all they are allowed thinking; "" where there are none."""
@@ -277,6 +280,7 @@ def inspect(file: InputFile, limit: int, stopped: Callable[[], bool] = lambda: F
     _check_format(file)
     # A line may have many megabytes: of the good ones nothing is kept.
     models: list[str | None] = []
+    endpoints: set[int] = set()
     small = 0
     bad: list[tuple[PhysicalLine, Rejection]] = []
     for line in physical_lines(file.reader(), limit, check_stopped):
@@ -287,6 +291,7 @@ def inspect(file: InputFile, limit: int, stopped: Callable[[], bool] = lambda: F
             bad.append((line, result))
         else:
             models.append(model_in(result.body))
+            endpoints.add(result.endpoint)
             small += result.small_budget
         if len(models) + len(bad) == SAMPLE_RECORDS:
             break
@@ -299,7 +304,7 @@ def inspect(file: InputFile, limit: int, stopped: Callable[[], bool] = lambda: F
             f"{file.shown}: none of the first {records} records has a custom_id",
             'each line needs one, as in {"custom_id": "req-1", "body": {…}}',
         )
-    return Sample(records, small, tuple(models))
+    return Sample(records, small, tuple(models), frozenset(endpoints))
 
 
 def _checked(line: PhysicalLine) -> Request | Rejection:

@@ -1,8 +1,10 @@
-"""Pinned models: so many workers of each are up always, whether a job needs them or not."""
+"""Pinned models: so many workers of each are up, whether a job needs them or not."""
 
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+
+import msgspec
 
 from freight.control.jobrun import EngineLimits, count_failure, launch_of
 from freight.control.placing import need_of
@@ -16,12 +18,17 @@ _RETRY_S = 600.0
 
 @dataclass(slots=True)
 class Pin:
-    """A pinned model. `model` is None where it cannot run now, as `reason` says."""
+    """A pinned model. `model` is None where it cannot run now, as `reason` says.
+
+    `endpoints` and `concurrency` are what its servers are started for, where that is known before there is a job.
+    """
 
     name: str
     workers: int
     model: ModelSpec | None
     gpus: int
+    endpoints: frozenset[int] = frozenset()
+    concurrency: int = 0
     launch: str = ""
     need: Need = field(default_factory=Need)
     reason: str = ""
@@ -30,7 +37,8 @@ class Pin:
     def setup(self, limits: EngineLimits) -> Setup:
         """Return what one of its workers is told to run."""
         assert self.model is not None
-        return limits.setup(self.model, self.source(), self.gpus)
+        setup = limits.setup(self.model, self.source(), self.gpus)
+        return msgspec.structs.replace(setup, endpoints=sorted(self.endpoints), concurrency=self.concurrency)
 
     def source(self) -> str:
         """Return the source of its workers."""
@@ -50,6 +58,14 @@ class Pin:
         return PinView(self.name, self.launch, self.workers, self.source(), self.need, tuple(self.troubles.values()))
 
 
-def pin_of(name: str, workers: int, model: ModelSpec, gpus: int) -> Pin:
+def pin_of(
+    name: str,
+    workers: int,
+    model: ModelSpec,
+    gpus: int,
+    endpoints: frozenset[int] = frozenset(),
+    concurrency: int = 0,
+) -> Pin:
     """Return the pin of a model that can run."""
-    return Pin(name, workers, model, gpus, launch_of(model, (), 0, gpus), need_of(model, gpus))
+    launch = launch_of(model, endpoints, concurrency, gpus)
+    return Pin(name, workers, model, gpus, endpoints, concurrency, launch, need_of(model, gpus))

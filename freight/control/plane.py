@@ -9,12 +9,13 @@ from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final, Protocol, TypeVar
 
 import msgspec
 
 from freight.control.apply import Apply
 from freight.control.jobrun import JobRun
+from freight.control.pins import Pin
 from freight.control.policy import Policy
 from freight.control.roster import Roster
 from freight.control.starts import MakePlaces
@@ -33,6 +34,7 @@ from freight.store.database import STORAGE_ERRORS
 from freight.store.folder import FolderLock
 
 log = logging.getLogger("freight.plane")
+_T = TypeVar("_T")
 
 _TICK_S: Final = 0.25
 # An adopted worker that has not reported by then is ended: nobody else may have its records before.
@@ -95,6 +97,20 @@ class ControlPlane:
         """Begin to listen to workers."""
         await self._listener.start()
 
+    async def warm_up(self, pin: Pin, work: Awaitable[_T]) -> _T:
+        """Keep servers up for the job to come while `work` goes on that it waits for; return what that returns."""
+        self.roster.pins[pin.name] = pin
+        working = asyncio.ensure_future(work)
+        working.add_done_callback(lambda _: self.changed())
+        try:
+            while not working.done():
+                await self._step(time.monotonic())
+                await self._pause()
+        finally:
+            # Work in a thread goes on whatever happens here.
+            await asyncio.gather(working, return_exceptions=True)
+        return working.result()
+
     async def run(self, job: JobRun, show: Callable[[Progress], None]) -> None:
         """Run one job to its end; `show` is called with how it stands, several times a second.
 
@@ -106,6 +122,8 @@ class ControlPlane:
             while job.row.state not in FINAL and not self._stopping:
                 now = time.monotonic()
                 await self._step(now)
+                # Those that are up for this job serve it from now on.
+                self.roster.pins.clear()
                 show(job.progress(now))
                 if job.row.state not in FINAL:
                     await self._pause()

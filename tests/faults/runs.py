@@ -119,7 +119,7 @@ def answer(index: int) -> str:
 
 
 def ask(output: Path, query: str, database: str = "results.db") -> list[tuple[object, ...]]:
-    """Return the rows of a query on a copy of the state that a dead run left beside `output`."""
+    """Return the rows of a query on a copy of the state that a run has beside `output`."""
     state = output.with_name(output.name + ".freight")
     rows: list[tuple[object, ...]] = []
     for path in [*state.glob(database), *state.glob(f"*/{database}")]:
@@ -136,7 +136,7 @@ def ask(output: Path, query: str, database: str = "results.db") -> list[tuple[ob
 
 
 def committed(output: Path) -> set[int]:
-    """Return the indices of the records whose results a dead run had on disk."""
+    """Return the indices of the records whose results a run has on disk."""
     return {int(str(index)) for (index,) in ask(output, "SELECT idx FROM result")}
 
 

@@ -168,7 +168,7 @@ def test_no_room_for_the_results_file_suspends_the_job_until_there_is(
         path = box.write("in.jsonl", long)
         output = disk.path / "out.jsonl"
         running = Running(box, str(path), "-o", str(output), "--model", fast.url)
-        wait_until(lambda: fast.counts()["answered"] >= COUNT, "only the last is left")
+        wait_until(lambda: len(committed(output)) == COUNT, "only the last is left")
         # Room for its row, but not for a file with all of these custom_ids.
         disk.fill(leaving=50_000)
         said = suspended_line(running)
