@@ -131,6 +131,9 @@ class Dispatcher:
                 if self._is_over:
                     break
                 changed = changed.plus(await self._put(part))
+        except StorageFull:
+            self.totals = self.totals.plus(changed)
+            raise
         except OperationError:
             # The twins' own ids cannot be read: what the engine answered is kept nevertheless.
             changed = changed.plus(await self._put(lines))

@@ -18,6 +18,8 @@ _LEAST_LOOKS: Final = 4
 _PATIENCE: Final = (8, 64)
 # So long after push-back the window grows no faster than it creeps.
 _WARY_S: Final = 10.0
+# Of fewer replies a share says little.
+_LEAST_REPLIES: Final = 64
 # More than one preemption in so many answers costs more than is won by running more; one in so many does not.
 _MANY: Final = 4
 _FEW: Final = 16
@@ -64,9 +66,9 @@ class Window:
     _burst: int = 0
     _burst_began: float = -1e9
     _burst_now: int = 0
-    # Push-back: since when it is counted, and with it the answers, in this second and the one before.
+    # Push-back: since when it is counted, and with it the answers, in this stretch and the one before.
     _shrunk_at: float = -1e9
-    _second: float = -1e9
+    _counted_since: float = -1e9
     _replies: list[int] = field(default_factory=lambda: [0, 0])
     _refusals: list[int] = field(default_factory=lambda: [0, 0])
     _calm: int = 0
@@ -233,10 +235,10 @@ class Window:
             self._climb.rest(self.limit)
 
     def _count(self, now: float, counts: list[int]) -> None:
-        if now - self._second > 1.0:
-            is_old = now - self._second > 2.0
+        """Count a reply. A stretch is a second, and on a slow engine as long as so many replies take."""
+        enough = max(_LEAST_REPLIES, self.limit)
+        if now - self._counted_since > 1.0 and self._replies[0] + self._refusals[0] >= enough:
             for each in (self._replies, self._refusals):
-                each[1] = 0 if is_old else each[0]
-                each[0] = 0
-            self._second = now
+                each[:] = 0, each[0]
+            self._counted_since = now
         counts[0] += 1

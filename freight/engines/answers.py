@@ -1,7 +1,9 @@
 """Reading HTTP answers out of the pieces in which they come, within limits. It does no I/O."""
 
+import re
 import zlib
 from dataclasses import dataclass
+from math import inf
 from typing import Final
 
 from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
@@ -11,8 +13,9 @@ MOST_ANSWER_BYTES: Final = 64_000_000
 # So many may come of an answer without a byte of its body among them.
 MOST_HEAD_BYTES: Final = 65_536
 _READ: Final = frozenset(
-    (b"x-request-id", b"retry-after", b"content-length", b"transfer-encoding", b"content-encoding")
+    (b"x-request-id", b"retry-after", b"content-length", b"transfer-encoding", b"content-encoding", b"keep-alive")
 )
+_IDLE: Final = re.compile(rb"\btimeout\s*=\s*(\d{1,9})\b", re.IGNORECASE)
 # As zlib wants to be told of them; a deflate stream comes with zlib's head or bare.
 _GZIP, _ZLIB, _BARE = 31, 15, -15
 
@@ -48,7 +51,10 @@ class TookTooLong(Exception):
 
 
 class AnswerReader:
-    """Reads the answers of one connection, one for each `expect`. `keeps`: another may follow the last."""
+    """Reads the answers of one connection, one for each `expect`. `keeps`: another may follow the last.
+
+    `idle_s`: for how many seconds the server keeps the connection without a request, as far as it says.
+    """
 
     def __init__(self, most_bytes: int = MOST_ANSWER_BYTES) -> None:
         self._most_bytes = most_bytes
@@ -62,6 +68,7 @@ class AnswerReader:
     def expect(self) -> None:
         """Make ready for the next answer."""
         self.keeps = False
+        self.idle_s = inf
         self._reply: HttpReply | None = None
         self._problem: Unreachable | TooLarge | None = None
         self._head_bytes = self._silent_bytes = self._body_bytes = 0
@@ -128,6 +135,9 @@ class AnswerReader:
                 self._request_id = self._request_id or value.decode(errors="replace")
             case b"retry-after":
                 self._retry_after = self._retry_after or value.decode(errors="replace")
+            case b"keep-alive":
+                if said := _IDLE.search(value):
+                    self.idle_s = float(said[1])
             case b"content-encoding":
                 if value.lower() not in (b"", b"identity"):
                     self._unpacker = _Unpacker(value.lower(), self._unpacker)

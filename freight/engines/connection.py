@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable
+from math import inf
 from typing import Final, cast
 
 from freight.engines.answers import AnswerReader, HttpReply, NeverSent, TookTooLong, TooLarge, Unreachable
@@ -13,7 +14,8 @@ PIECE_BYTES: Final = 262_144
 class Connection(asyncio.Protocol):
     """Carries one exchange at a time. `gone` is called once it is good for no more, and again when it is closed.
 
-    `keeps`: another exchange may follow the last one. `lost` is set once the socket is closed.
+    `keeps`: another exchange may follow the last one, unless it is idle for `idle_s` seconds before. `lost` is set once
+    the socket is closed.
     """
 
     def __init__(self, most_bytes: int, gone: Callable[["Connection"], None]) -> None:
@@ -27,6 +29,7 @@ class Connection(asyncio.Protocol):
         self._why_not = NeverSent("the connection was closed")
         self._transport: asyncio.Transport
         self.keeps = False
+        self.idle_s = inf
         self.lost = self._loop.create_future()
 
     def is_open(self) -> bool:
@@ -90,6 +93,7 @@ class Connection(asyncio.Protocol):
     def _answered(self, reply: HttpReply) -> None:
         answer, self._answer = self._answer, None
         # A server that answers before it has read the request may take the rest of it for the next one.
+        self.idle_s = self._reader.idle_s
         self.keeps = self._reader.keeps and self._is_sent and not self._transport.get_write_buffer_size()
         if answer is not None and not answer.done():
             answer.set_result(reply)

@@ -5,11 +5,10 @@ import ipaddress
 import os
 import socket
 import ssl
-from base64 import b64encode
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
-from urllib.parse import quote, unquote, urlsplit
+from urllib.parse import quote, urlsplit
 
 from freight.engines.answers import NeverSent
 from freight.engines.base import Address
@@ -17,6 +16,7 @@ from freight.engines.connection import Connection
 
 # An address of a host that has several gets so long before the next is tried.
 _ONE_OF_SEVERAL_S: Final = 3.0
+_FULL_QUEUE_S: Final = 0.02
 # What a name means is looked up again after this.
 _NAME_S: Final = 10.0
 _PORTS: Final = {"http": 80, "https": 443}
@@ -54,9 +54,6 @@ def site_of(address: Address) -> Site:
     headers.append("Accept-Encoding: identity")
     if address.api_key:
         headers.append(f"Authorization: Bearer {address.api_key}")
-    elif parts.username is not None:
-        login = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
-        headers.append(f"Authorization: Basic {b64encode(login.encode('latin-1')).decode()}")
     if not all(header.isprintable() for header in headers):
         raise ValueError("a key that no header can hold")
     return Site(
@@ -81,13 +78,20 @@ class Dialer:
 
     async def dial(self, make: Make) -> Connection:
         """Return a new connection; raise NeverSent, which says why there is none."""
-        loop = asyncio.get_running_loop()
         try:
             if self._site.socket_path is not None:
-                return (await loop.create_unix_connection(make, self._site.socket_path))[1]
+                return await self._dial_path(make, self._site.socket_path)
             return await self._dial_any(make, await self._addresses())
         except (OSError, ValueError) as error:
             raise NeverSent(_why(error)) from error
+
+    async def _dial_path(self, make: Make, path: str) -> Connection:
+        """Connect to a Unix socket; unlike TCP's, one whose queue is full says so at once, and is asked again."""
+        while True:
+            try:
+                return (await asyncio.get_running_loop().create_unix_connection(make, path))[1]
+            except BlockingIOError:
+                await asyncio.sleep(_FULL_QUEUE_S)
 
     async def _dial_any(self, make: Make, hosts: list[str]) -> Connection:
         loop = asyncio.get_running_loop()

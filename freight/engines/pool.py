@@ -3,15 +3,17 @@
 import asyncio
 from typing import Final
 
-from freight.engines.answers import HttpReply, NeverSent, NoAnswer, TookTooLong, Unreachable
+from freight.engines.answers import HttpReply, NeverSent, NoAnswer, Unreachable
 from freight.engines.base import Address
 from freight.engines.connection import Connection
 from freight.engines.dialing import Dialer, site_of
 
 CONNECT_TIMEOUT_S: Final = 30.0
-# Most servers close what was idle for 5 s, some for 2 s. A request that crosses with that is lost, and may cost a
-# record a try.
+# Most servers close what was idle for 5 s, some for 2 s, and few say so. A request that crosses with that is lost, and
+# may cost a record a try.
 KEPT_S: Final = 1.5
+# So long before a server would close it a connection is not used any more.
+_MARGIN_S: Final = 0.5
 # A server that closes a connection without having said so loses the next request on it: this many go out on connections
 # of their own then.
 _DISTRUST: Final = 1000
@@ -30,7 +32,7 @@ class Pool:
         self._content_type = content_type
         self._heads: dict[str, bytes] = {}
         self._open: set[Connection] = set()
-        # Since when each is idle, the longest first.
+        # Until when each may be used again, the longest idle first.
         self._idle: dict[Connection, float] = {}
         self._dialing: set[asyncio.Timeout] = set()
         self._sweep: asyncio.TimerHandle | None = None
@@ -83,14 +85,14 @@ class Pool:
     def _kept(self, now: float) -> Connection | None:
         """Return a connection that may be used again; None without one."""
         while self._idle:
-            connection, since = self._idle.popitem()
-            if now - since < KEPT_S and connection.is_open():
+            connection, until = self._idle.popitem()
+            if now < until and connection.is_open():
                 return connection
             connection.break_off(Unreachable(_CLOSED))
         return None
 
     def _keep(self, connection: Connection, now: float) -> None:
-        self._idle[connection] = now
+        self._idle[connection] = now + min(KEPT_S, connection.idle_s - _MARGIN_S)
         if self._sweep is None:
             self._sweep = asyncio.get_running_loop().call_later(KEPT_S, self._close_old)
 
@@ -99,16 +101,16 @@ class Pool:
         loop = asyncio.get_running_loop()
         self._sweep = None
         while self._idle:
-            oldest, since = next(iter(self._idle.items()))
-            if loop.time() - since < KEPT_S:
-                self._sweep = loop.call_at(since + KEPT_S, self._close_old)
+            oldest, until = next(iter(self._idle.items()))
+            if loop.time() < until:
+                self._sweep = loop.call_at(until, self._close_old)
                 return
             del self._idle[oldest]
             oldest.break_off(Unreachable(_CLOSED))
 
     async def _connected(self, timeout_s: float | None) -> Connection:
-        is_ours = timeout_s is not None and timeout_s < CONNECT_TIMEOUT_S
-        scope = asyncio.timeout(timeout_s if is_ours else CONNECT_TIMEOUT_S)
+        # A server that takes no connection is to blame itself, whatever time the request had.
+        scope = asyncio.timeout(CONNECT_TIMEOUT_S if timeout_s is None else min(timeout_s, CONNECT_TIMEOUT_S))
         try:
             async with scope:
                 self._dialing.add(scope)
@@ -119,7 +121,7 @@ class Pool:
         except TimeoutError as error:
             if self._is_closed:
                 raise NeverSent(_CLOSED) from error
-            raise TookTooLong if is_ours else NeverSent("no answer in time") from error
+            raise NeverSent("no answer in time") from error
         if self._is_closed:
             connection.break_off(Unreachable(_CLOSED))
             raise NeverSent(_CLOSED)

@@ -88,6 +88,8 @@ class Driver:
         self._done_bytes = 0
         self._busy = False  # It said 429, and has answered nothing since.
         self._busy_until = 0.0
+        # Nothing goes out before this goes off.
+        self._waiting: asyncio.TimerHandle | None = None
         self._busy_backoff_s = _BUSY_BACKOFF_S[0]
         self._probing: asyncio.Task[str | None] | None = None
         self._rate = 0.0
@@ -125,7 +127,7 @@ class Driver:
         """Return why no requests go out; "" while they do."""
         if self.trouble:
             return self.trouble
-        wait_s = self._busy_until - time.monotonic()
+        wait_s = self._busy_until - time.monotonic() if self._waiting else 0.0
         return f"the server asks to wait {wait_s:.0f} s" if wait_s > _TOLD_WAIT_S and self.held() else ""
 
     def is_finished(self) -> bool:
@@ -153,6 +155,9 @@ class Driver:
         """Go on, with a server that may be another one."""
         self._client = client
         self._paused = self._busy = False
+        # What the server before this one asked for does not bind it.
+        self._waited()
+        self._busy_backoff_s = _BUSY_BACKOFF_S[0]
         # One that is under way asks the server before this one.
         self._probing = None
         self.trouble = None
@@ -191,7 +196,7 @@ class Driver:
         self._held_bytes -= sum(len(lease.line) for lease in leases)
 
     def _start_some(self) -> None:
-        if self._paused or self.trouble or time.monotonic() < self._busy_until:
+        if self._paused or self.trouble or self._waiting is not None:
             return
         while self._queue and len(self._in_flight) < self.window.limit:
             lease = self._queue.popleft()
@@ -299,16 +304,31 @@ class Driver:
     def _pushed_back(self, lease: Lease, wait_s: float | None) -> None:
         now = time.monotonic()
         self._busy = True
-        if wait_s is None and now >= self._busy_until:
+        if wait_s is None and self._waiting is None:
             # Once for all that one wave brings back.
             wait_s = self._busy_backoff_s * self._policy.jitter()
             self._busy_backoff_s = min(_BUSY_BACKOFF_S[1], self._busy_backoff_s * 2)
         self.window.pushed_back(now)
         if wait_s is not None:
-            wait_s = max(_LEAST_RETRY_S, wait_s)
-            self._busy_until = max(self._busy_until, now + wait_s)
-            asyncio.get_running_loop().call_later(wait_s + 0.001, self._start_some)
+            self._wait(max(_LEAST_RETRY_S, wait_s), now)
         self._put_back(lease)
+
+    def _wait(self, wait_s: float, now: float) -> None:
+        """Send nothing for so long, or for as long as was asked for before, if that is longer."""
+        if self._waiting is not None:
+            if now + wait_s <= self._busy_until:
+                return
+            self._waiting.cancel()
+        self._busy_until = now + wait_s
+        # The timer alone says when it is over: its clock is not quite the one above.
+        self._waiting = asyncio.get_running_loop().call_later(wait_s, self._waited)
+
+    def _waited(self) -> None:
+        """Go on."""
+        if self._waiting is not None:
+            self._waiting.cancel()
+        self._waiting = None
+        self._start_some()
 
     def _put_back(self, lease: Lease) -> None:
         del self._in_flight[lease.index]

@@ -5,6 +5,7 @@ import itertools
 import threading
 import time
 from collections.abc import Callable
+from typing import Any
 
 import msgspec
 import pytest
@@ -36,8 +37,13 @@ async def never() -> bool:
     return False
 
 
-def drive(server: Scripted, records: list[Lease], is_over: Callable[[Driver], object]) -> Driver:
-    """Drive a server until something is so."""
+def drive(
+    server: Scripted,
+    records: list[Lease],
+    is_over: Callable[[Driver], object],
+    loop: Callable[[], asyncio.AbstractEventLoop] | None = None,
+) -> Driver:
+    """Drive a server until something is so, on a loop of the usual kind or of another."""
 
     async def scenario() -> Driver:
         async with EngineClient(Address(server.url)) as client:
@@ -50,7 +56,8 @@ def drive(server: Scripted, records: list[Lease], is_over: Callable[[Driver], ob
             await driver.take_in_flight()
             return driver
 
-    return asyncio.run(scenario())
+    with asyncio.Runner(loop_factory=loop) as runner:
+        return runner.run(scenario())
 
 
 def answered(driver: Driver) -> bool:
@@ -62,6 +69,19 @@ def test_one_wave_of_refusals_is_one_reason_to_wait_longer() -> None:
     with scripted(lambda _text, time_no: Reply(BUSY, b"{}") if time_no <= 2 else OK) as server:
         drive(server, leases(16), answered)
         assert {server.times(str(number)) for number in range(16)} == {3}
+
+
+class Early(asyncio.SelectorEventLoop):
+    """A loop whose timers go off before their time, as those that round it down do."""
+
+    def call_later(self, delay: float, *arguments: Any, **more: Any) -> asyncio.TimerHandle:
+        return super().call_later(max(0.0, delay - 0.05), *arguments, **more)
+
+
+def test_a_timer_that_goes_off_early_ends_the_wait_nevertheless() -> None:
+    with scripted(lambda _text, time_no: Reply(BUSY, b"{}") if time_no == 1 else OK) as server:
+        drive(server, leases(16), answered, Early)
+        assert {server.times(str(number)) for number in range(16)} == {2}
 
 
 def test_a_server_that_is_to_be_asked_at_once_is_not_asked_without_end() -> None:
@@ -80,6 +100,27 @@ def test_a_long_wait_that_the_server_asks_for_is_told() -> None:
     with scripted(lambda _text, _time_no: Reply(BUSY, b"{}", {"Retry-After": "300"})) as server:
         driver = drive(server, leases(1), lambda driver: driver.is_pushed_back())
     assert driver.note() in ("the server asks to wait 300 s", "the server asks to wait 299 s")
+
+
+def test_a_new_server_is_not_bound_by_what_the_one_before_asked_for() -> None:
+    async def scenario(old: Scripted, new: Scripted) -> None:
+        async with EngineClient(Address(old.url)) as before, EngineClient(Address(new.url)) as after:
+            driver = Driver(before, Window.fixed(16), Policy(ModelName(None), 0.0, lambda: 1.0), never)
+            driver.give(leases(4))
+            async with asyncio.timeout(PATIENCE_S):
+                while not driver.note():  # noqa: ASYNC110 - it is polled, as its worker does.
+                    await asyncio.sleep(0.005)
+                driver.pause()
+                await driver.take_in_flight()
+                driver.resume(after)
+                while driver.held():  # noqa: ASYNC110
+                    await asyncio.sleep(0.005)
+
+    with (
+        scripted(lambda _text, _time_no: Reply(BUSY, b"{}", {"Retry-After": "300"})) as old,
+        scripted(lambda _text, _time_no: OK) as new,
+    ):
+        asyncio.run(scenario(old, new))
 
 
 def test_what_an_attempt_should_not_raise_is_kept_for_the_worker_to_fail_with() -> None:

@@ -3,6 +3,7 @@
 import heapq
 from collections.abc import Callable
 from itertools import pairwise
+from random import Random
 
 import pytest
 from hypothesis import given
@@ -180,6 +181,25 @@ def test_a_few_refusals_among_many_answers_leave_the_window_as_it_is(one_in: int
         window.pushed_back(server.now)
 
     assert window.limit == 64
+
+
+@pytest.mark.parametrize("share", [0.01, 0.02, 0.05])
+def test_a_few_refusals_leave_the_window_of_a_slow_engine_as_it_is(share: float) -> None:
+    random, window, now = Random(1), Window.known(64), 0.0
+    whole, sizes = window.limit, list[int]()
+    in_flight: list[tuple[float, bool]] = []
+    for _ in range(10_000):
+        while len(in_flight) < window.limit:
+            is_refused = random.random() < share
+            heapq.heappush(in_flight, (now + (0.05 if is_refused else random.uniform(10, 60)), is_refused))
+        now, is_refused = heapq.heappop(in_flight)
+        if is_refused:
+            window.pushed_back(now)
+        else:
+            window.succeeded(now, 30.0, len(in_flight) + 1)
+        sizes.append(window.limit)
+
+    assert sum(sizes) >= 0.9 * whole * len(sizes)
 
 
 @pytest.mark.parametrize("make", [lambda: Window.fixed(64), lambda: Window.known(51)])
