@@ -57,9 +57,9 @@ def documents(records: int, rng: random.Random) -> Iterator[str]:
     return (f"{prompt} {rng.choice(texts)} {_words(rng, 80)}" for _ in range(count))
 
 
-KINDS: Final[tuple[Callable[[int, random.Random], Iterator[str]], ...]] = (
-    tiny, grouped, two_prompts, one_prompt, documents,
-)  # fmt: skip
+KINDS: Final[dict[str, Callable[[int, random.Random], Iterator[str]]]] = {
+    kind.__name__: kind for kind in (tiny, grouped, two_prompts, one_prompt, documents)
+}
 
 
 def write_input(path: Path, prompts: Iterator[str]) -> None:
@@ -84,23 +84,21 @@ def main() -> None:
     """Measure every kind of file."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--records", type=int, default=150_000)
-    parser.add_argument("--kinds", nargs="*", default=[kind.__name__ for kind in KINDS])
+    parser.add_argument("--kinds", nargs="*", choices=KINDS, default=list(KINDS))
     arguments = parser.parse_args()
     context = multiprocessing.get_context("spawn")
-    for kind in KINDS:
-        if kind.__name__ not in arguments.kinds:
-            continue
+    for name in arguments.kinds:
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "in.jsonl"
-            write_input(path, kind(arguments.records, random.Random(1)))
+            write_input(path, KINDS[name](arguments.records, random.Random(1)))
             figures: list[tuple[float, int, int, int]] = []
             for wishes in (Wishes(), Wishes(order=True)):
                 with context.Pool(1) as pool:
                     figures.append(pool.apply(measure, (path, wishes)))
             (plain_s, plain, records, _), (order_s, ordered, _, placed) = figures
-            note({"kind": "order", "file": kind.__name__, "records": records, "added_s": order_s - plain_s})
+            note({"kind": "order", "file": name, "records": records, "added_s": order_s - plain_s})
             print(
-                f"{kind.__name__:12} {records:9,} records {path.stat().st_size / 1e6:8.0f} MB: "
+                f"{name:12} {records:9,} records {path.stat().st_size / 1e6:8.0f} MB: "
                 f"intake {plain_s:6.2f} s, "
                 f"with the order {order_s - plain_s:+6.2f} s, {(ordered - plain) / records:+6.1f} bytes a record, "
                 f"{placed:,} in an order of their own"

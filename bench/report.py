@@ -13,6 +13,7 @@ from typing import Final
 
 from bench.engines import ROOT
 from bench.goals import goals
+from bench.order import KINDS
 from bench.peers.install import REPORT
 from bench.peers.roster import DEFAULT, ENVIRONMENTS, PEERS
 from bench.race import RESULTS
@@ -80,6 +81,7 @@ def page(lines: Sequence[Line], remark: str = "") -> Iterator[str]:
     yield from peaks(by_kind.get("peak", ()))
     yield from spreads(by_kind.get("spread", ()))
     yield from costs(by_kind.get("cost", ()))
+    yield from orders(by_kind.get("order", ()))
     yield from hot_path(by_kind.get("hotpath", ()))
     yield from reals(by_kind.get("real", ()))
     yield from simulation(by_kind.get("engine", ()))
@@ -249,6 +251,19 @@ def costs(lines: Sequence[Line]) -> Iterator[str]:
         rows.append([label + more, found.text("{:.2f}") if found else "", f"{these[-1]['goal']:g}"])
     if rows:
         yield table(["", "", "goal"], rows)
+
+
+def orders(lines: Sequence[Line]) -> Iterator[str]:
+    """Yield what the order of dispatch costs, by the kind of file."""
+    if not lines:
+        return
+    yield "Seconds of CPU that the order of dispatch adds to the check of a file (`python -m bench.order`):"
+    rows: list[list[str]] = []
+    for (name, records), these in grouped(lines, lambda line: (line["file"], line["records"])).items():
+        found = figure(line["added_s"] for line in these)
+        about = " ".join((KINDS[name].__doc__ or name).split()).partition(";")[0].rstrip(".")
+        rows.append([about, f"{records:,}", found.text("{:.2f}") if found else ""])
+    yield table(["file", "records", "seconds"], rows)
 
 
 def hot_path(lines: Sequence[Line]) -> Iterator[str]:
