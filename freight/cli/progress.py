@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 from freight.cli.text import printable
 from freight.core.job import State
 from freight.core.progress import Outcome, Progress
+from freight.core.record import INTAKE_CODES
 
 # Imported where it is used: help and completion have no time for it.
 if TYPE_CHECKING:
@@ -142,7 +143,8 @@ def summary(outcome: Outcome, output: str, took_s: float, mend: str = _SAME_COMM
         if outcome.note:
             lines.append(f"note: {outcome.note}")
         if totals.failed:
-            lines.append("hint: --retry-errors runs those again that failed")
+            if any(failure.code not in INTAKE_CODES for failure in outcome.failures):
+                lines.append("hint: --retry-errors runs those again that failed")
             lines.append(f"{totals.failed} of {outcome.total} failed{_commonest(outcome)}")
         return lines
     lines = [_headline(outcome, output, took_s)]

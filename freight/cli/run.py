@@ -6,7 +6,7 @@ import re
 import signal
 import sys
 from contextlib import closing, nullcontext, suppress
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 import click
 
@@ -18,6 +18,9 @@ from freight.errors import UserError
 
 if TYPE_CHECKING:
     from freight.launchers.standby import Standby
+
+# A clean stop that takes longer is told about.
+_SLOW_STOP_S: Final = 3.0
 
 
 @click.command()
@@ -53,7 +56,7 @@ def run(file: str, output: str, fail_on_errors: bool, **options: Any) -> None:
         console = RunConsole()
         job = EmbeddedRun(_request(file, output, options), config, console, ExchangeServer, standby)
         with console:
-            outcome = uvloop.run(_with_signals(job))
+            outcome = uvloop.run(_with_signals(job, console))
         console.summary(outcome, output)
     _leave(outcome.exit_status(fail_on_errors))
 
@@ -108,7 +111,7 @@ def _request(file: str, output: str, options: dict[str, Any]) -> Any:
     )
 
 
-async def _with_signals(job: Any) -> Any:
+async def _with_signals(job: Any, console: Any) -> Any:
     """Run the job; the first signal stops it cleanly, the second at once."""
     import asyncio
 
@@ -119,11 +122,16 @@ async def _with_signals(job: Any) -> Any:
         nonlocal asked
         if asked:
             job.kill()
-            if sys.stderr.isatty():
-                os.write(2, b"\x1b[?25h\n")  # The live display had hidden the cursor.
+            # The live display had hidden the cursor.
+            cursor = b"\x1b[?25h\n" if sys.stderr.isatty() else b""
+            with suppress(OSError):
+                os.write(2, cursor + b"ended at once; what is done is kept, and the same command goes on\n")
             os._exit(130)
         asked = True
         job.interrupt()
+        loop.call_later(
+            _SLOW_STOP_S, console.note, "stopping: waiting for the model server to end (Ctrl-C ends it at once)"
+        )
 
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         # What whoever started us ignores stays ignored: nohup, and background jobs of a shell.

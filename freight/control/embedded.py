@@ -27,7 +27,7 @@ from freight.control.continuation import (
 )
 from freight.control.destination import FileAt
 from freight.control.dispatcher import FULL_RETRY_S, Dispatcher
-from freight.control.inputs import InputFile, Sample, inspect, open_input
+from freight.control.inputs import InputChanged, InputFile, Sample, inspect, open_input
 from freight.control.intake import Index, Problem, Wishes, scan, sha256_of
 from freight.control.jobrun import JobOptions, JobRun
 from freight.control.keptindex import keep_index, kept_index
@@ -376,10 +376,19 @@ class EmbeddedRun:
             if kept is not None:
                 return kept
         work = self._intake(prepared.file, prepared.model, results, earlier.epoch if earlier else 0)
-        if needs_device(prepared.model) and prepared.file.size >= _LONG_BYTES:
-            index = await plane.warm_up(self._pin(prepared), work)
-        else:
-            index = await work
+        try:
+            if needs_device(prepared.model) and prepared.file.size >= _LONG_BYTES:
+                index = await plane.warm_up(self._pin(prepared), work)
+            else:
+                index = await work
+        except InputChanged as error:
+            if earlier is not None:
+                raise
+            # There is nothing yet that could go on.
+            raise OperationError(
+                f"{prepared.file.shown} changed while it was being checked; no record has run",
+                "run the same command again once the file is complete",
+            ) from error
         await self._in_thread(keep_index, folder, index, ordered)
         return index
 

@@ -35,6 +35,10 @@ _FORMATS: Final = (
 )
 
 
+class InputChanged(OperationError):
+    """The input is no longer what it was when it was opened."""
+
+
 class PhysicalLine(msgspec.Struct, frozen=True):
     """A line of the file: its number from 1, where it stands, its bytes without the line end.
 
@@ -138,7 +142,7 @@ class InputFile:
                 raise self._changed()
 
     def _changed(self) -> OperationError:
-        return OperationError(
+        return InputChanged(
             f"{self.shown} changed while it was being read; the run stopped and keeps its state",
             "put the file back as it was to go on, or use --fresh to start over with the new one",
         )

@@ -43,6 +43,8 @@ ATTACH_S: Final = 30.0
 ADOPTED_S: Final = 2.0
 # A worker that has been started reports within this, long before its server is up.
 FIRST_REPORT_S: Final = 120.0
+# And then every second or so. One that is silent for this long stands still: stopped, or stuck in the kernel.
+SILENT_S: Final = 120.0
 
 
 class Listener(Protocol):
@@ -89,6 +91,7 @@ class ControlPlane:
         self.deciding = asyncio.Lock()
         self._stopping = False
         self._failure: BaseException | None = None
+        self._looked_at = time.monotonic()
         self.apply = Apply(
             catalog, launcher, control, writer, self._changed, self.roster, make_places, policy, self.deciding
         )
@@ -103,7 +106,7 @@ class ControlPlane:
         working = asyncio.ensure_future(work)
         working.add_done_callback(lambda _: self.changed())
         try:
-            while not working.done():
+            while not working.done() and not self._stopping:
                 await self._step(time.monotonic())
                 await self._pause()
         finally:
@@ -212,13 +215,20 @@ class ControlPlane:
             raise OperationError("the state folder was removed during the run; its answers went with it")
         if self._lock.is_lost:
             raise OperationError("another run took the state folder over: this one was not seen to live for a while")
+        # Where this process itself stood still, its workers were not silent for that.
+        passed_s, self._looked_at = min(now - self._looked_at, 2 * _TICK_S), now
         for worker in self.roster.workers.values():
+            # One whose report is being taken, which a full disk may hold up, waits for us.
+            worker.silent_s = 0.0 if worker.exchanging.locked() else worker.silent_s + passed_s
             since = now - worker.since
             if not worker.attached and since > ATTACH_S:
                 self.apply.stop_worker(worker, grace_s=0.0)
             elif worker.attached and not worker.last_number and since > FIRST_REPORT_S and not worker.is_leaving():
                 # Not told to stop: this is a start that failed, and counts.
                 worker.note = f"the worker did not report within {FIRST_REPORT_S:g} s"
+                self.apply.expect_end(worker, grace_s=0.0)
+            elif worker.attached and worker.last_number and worker.silent_s > SILENT_S:
+                worker.note = f"the worker has not reported for {SILENT_S:g} s"
                 self.apply.expect_end(worker, grace_s=0.0)
 
     def _snapshot(self, now: float) -> Snapshot:
@@ -245,6 +255,8 @@ class ControlPlane:
             log.warning("a report that cannot be read: %s", type(error).__name__)
             return self._encoded(Orders(PROTOCOL, Order.STOP))
         worker = self.roster.workers.get(report.worker)
+        if worker is not None:
+            worker.silent_s = 0.0
         try:
             if report.protocol != PROTOCOL or worker is None:
                 return self._encoded(Orders(PROTOCOL, Order.STOP))

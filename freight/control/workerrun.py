@@ -49,6 +49,8 @@ class WorkerRun:
     pushed_back: bool = False
     hopeless: bool = False
     stopping: bool = False
+    # For how long, in seconds, no report has come.
+    silent_s: float = 0.0
     # What kills it when it does not end in time.
     deadline: asyncio.TimerHandle | None = None
     # What kills it when it does not let go of its job in time; None while it need not.

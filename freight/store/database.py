@@ -142,6 +142,8 @@ def _storage_error(error: apsw.Error, system_errno: int) -> OperationError:
             "no space left for results",
             "free some space; a run that is under way waits for it",
         )
+    if system_errno == errno.EFBIG:
+        return OperationError("the storage failed: a file is as large as this process may make it", "see ulimit -f")
     return OperationError(f"the storage failed: {error}")
 
 

@@ -41,6 +41,10 @@ def test_server_starts_before_the_input_is_checked_and_serves_the_job(mine: Box)
     [(added,)] = ask(mine.folder / OUT, "SELECT created_at FROM job", "catalog.db")
     assert float(str(started)) < float(str(added))
     nothing_left(mine)
+    # What the check refused stays refused: nothing is there to try again.
+    again = mine.freight("run", "in.jsonl", "-o", OUT, "--model", "mine")
+    assert again.last_line().startswith("1 of 31 failed: payload_too_large")
+    assert "--retry-errors" not in again.stderr
 
 
 def test_small_input_is_checked_before_anything_starts(mine: Box) -> None:
@@ -74,6 +78,18 @@ def test_run_that_is_killed_while_its_input_is_checked_leaves_no_server(mine: Bo
     assert again.status == 0, again
     assert len(mine.results()) == COUNT + 1
     nothing_left(mine)
+
+
+def test_input_that_changes_while_it_is_checked_ends_the_run_and_leaves_nothing(mine: Box) -> None:
+    write_long(mine, ENDLESS_BYTES)
+    running = Running(mine, "in.jsonl", "-o", OUT, "--model", "mine")
+    wait_until(lambda: engines_of(mine), "the server has started")
+    os.truncate(mine.folder / "in.jsonl", 1000)
+    finished = running.end()
+    assert finished.status == 1, finished
+    assert "in.jsonl changed while it was being checked; no record has run" in finished.stderr
+    assert not mine.processes()
+    assert not (mine.folder / f"{OUT}.freight").exists()
 
 
 def test_refused_input_ends_the_server_too(mine: Box) -> None:

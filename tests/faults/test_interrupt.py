@@ -63,9 +63,11 @@ def test_second_signal_exits_at_once_with_nothing_left_running(box: Box, tmp_pat
     wait_until(lambda: len(received(tmp_path / "record")) >= 100, "the engine is at work")
     running.signal(signal.SIGINT)
     wait_until(told.exists, "the server was told to end")
-    assert running.child.poll() is None
+    running.wait_for("stopping: waiting for the model server to end (Ctrl-C ends it at once)")
     running.signal(signal.SIGINT)
-    assert running.ends_within(2.0).status == 130
+    finished = running.ends_within(2.0)
+    assert finished.status == 130
+    assert finished.last_line() == "ended at once; what is done is kept, and the same command goes on"
     nothing_left(box)
     assert committed(box.folder / OUT)
 

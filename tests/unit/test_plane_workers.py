@@ -123,6 +123,58 @@ def test_a_worker_that_never_reports_is_ended_and_counts_as_a_start_that_failed(
     house.run(scenario)
 
 
+def test_a_worker_that_falls_silent_is_ended_and_its_records_go_to_another(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario() -> None:
+        house.submit("a")
+        first = await house.serving("a")
+        await house.until(lambda: house.state("a") is State.RUNNING)
+        assert len((await house.say(first, "a", want=3)).leases) == 3
+        monkeypatch.setattr(plane_module, "SILENT_S", 0.5)
+        second = await house.started(2)
+        assert house.hand.ends[first].is_set()
+        [trouble] = house.plane.roster.open["id-a"].troubles.values()
+        assert trouble.words == "the worker has not reported for 0.5 s"
+        monkeypatch.setattr(plane_module, "SILENT_S", 60.0)
+        await house.say(second)
+        await house.say(second, "a")
+        await house.finish(second, "a")
+
+    house.run(scenario)
+
+
+def test_a_worker_whose_report_takes_long_to_be_kept_is_not_silent(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario() -> None:
+        house.submit("a")
+        worker = await house.serving("a")
+        monkeypatch.setattr(plane_module, "SILENT_S", 0.2)
+        began = time.monotonic()
+        async with house.plane.roster.workers[worker].exchanging:
+            await house.until(lambda: house.plane._looked_at > began + 1.0)
+            assert not house.hand.ends[worker].is_set()
+        monkeypatch.setattr(plane_module, "SILENT_S", 60.0)
+        await house.finish(worker, "a")
+
+    house.run(scenario)
+
+
+def test_a_control_plane_that_stood_still_itself_blames_no_worker(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario() -> None:
+        house.submit("a")
+        worker = await house.serving("a")
+        monkeypatch.setattr(plane_module, "SILENT_S", 1.0)
+        # As after SIGSTOP and SIGCONT: the clock went on, and nothing was done.
+        house.plane._looked_at -= 100.0
+        await house.finish(worker, "a")
+
+    house.run(scenario)
+
+
 def test_a_worker_of_a_job_that_is_gone_is_told_to_stop_and_killed_when_it_does_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
