@@ -233,8 +233,14 @@ class ControlPlane:
 
     def _snapshot(self, now: float) -> Snapshot:
         pins = [pin.view(now) for pin in self.roster.pins.values()]
+        unnoticed = {
+            job.row.id
+            for job in self.roster.waiting.values()
+            if job.row.state is State.QUEUED and job.row.id not in self.apply.starts.noticed
+        }
+        jobs = [job for job in self.roster.in_turn() if job.row.id not in unnoticed]
         return Snapshot(
-            tuple(job.view() for job in self.roster.in_turn()),
+            tuple(job.view() for job in jobs),
             tuple(self._device_view(device, now) for device in self._launcher.devices()),
             tuple(worker.warm_view() for worker in self.roster.warm()),
             self._policy.keep_warm_s,

@@ -29,7 +29,7 @@ _STRANGER_S: Final = 1.0
 _LOOK_S: Final = 2.0
 # But sooner for a job that came since: it may be why a warm worker would have to go.
 _LOOK_ANEW_S: Final = 0.1
-_LOOK_PATIENCE_S: Final = 1.0
+_LOOK_PATIENCE_S: Final = 3.0
 # Makes a worker's folder, given its job (None: a pinned model's) and its id; returns that and the path of its log.
 MakePlaces = Callable[[JobRun | None, str], tuple[Path, Path]]
 Write = Callable[..., Awaitable[Any]]
@@ -66,6 +66,9 @@ class Starts:
         self._looked_at = float("-inf")
         self._looked_for: set[str] = set()
         self._looking: asyncio.Task[None] | None = None
+        # The jobs that waited when devices were last looked at, if that was due. One that has come since is planned
+        # after the next time: what it would do now is decided on devices as they were.
+        self.noticed: set[str] = set()
 
     def stranger(self, device: str, now: float) -> str:
         """Return who uses a device without us, or held it when it was last tried, not long ago; "" for nobody."""
@@ -79,7 +82,7 @@ class Starts:
         answer is waited for only a moment.
         """
         jobs = [*self._roster.open.values(), *self._roster.waiting.values()]
-        waiting = {job.row.id for job in jobs if job.row.state is State.QUEUED}
+        waiting = self.noticed = {job.row.id for job in jobs if job.row.state is State.QUEUED}
         pause_s = _LOOK_S if waiting <= self._looked_for else _LOOK_ANEW_S
         if (
             (waiting or self._seen)

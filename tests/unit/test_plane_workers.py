@@ -17,6 +17,7 @@ from freight.control.workerrun import WorkerRun
 from freight.core.job import State
 from freight.core.messages import Order, Phase, Returned
 from freight.core.snapshot import MOST_STARTS
+from freight.launchers.base import WorkerPlace
 from tests.unit.houses import PATIENCE_S, URL, House
 from tests.unit.planes import COUNT
 
@@ -119,6 +120,31 @@ def test_a_worker_that_never_reports_is_ended_and_counts_as_a_start_that_failed(
         monkeypatch.setattr(plane_module, "FIRST_REPORT_S", 0.0)
         await house.say(second, "a")
         await house.finish(second, "a")
+
+    house.run(scenario)
+
+
+def test_a_job_that_comes_just_after_a_look_at_the_devices_is_planned_after_the_next_one(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario() -> None:
+        starts = house.plane.apply.starts
+        look_around, start = starts.look_around, house.hand.start
+        noticed: list[bool] = []
+
+        async def look(now: float) -> None:
+            await look_around(now)
+            if "id-late" not in house.plane.roster.waiting and not noticed:
+                house.submit("late")
+
+        def started(place: WorkerPlace) -> Any:
+            noticed.append("id-late" in starts.noticed)
+            return start(place)
+
+        monkeypatch.setattr(house.hand, "start", started)
+        monkeypatch.setattr(starts, "look_around", look)
+        await house.finish(await house.serving("late"), "late")
+        assert noticed == [True]
 
     house.run(scenario)
 
