@@ -15,7 +15,7 @@ from bench.engines import ROOT
 from bench.goals import goals
 from bench.order import KINDS
 from bench.peers.install import REPORT
-from bench.peers.roster import DEFAULT, ENVIRONMENTS, PEERS
+from bench.peers.roster import BEST, DEFAULT, ENVIRONMENTS, PEERS
 from bench.race import RESULTS
 from bench.results import Line, figure, grouped, is_whole, rate, ratios, read
 from bench.simengine.calibrate import IN_FLIGHT, SHARES, curve
@@ -55,6 +55,15 @@ skewed files, and by how little durability costs it (W6). With many 503s (W7) it
 at them, as a server that says so asks, and a record that meets three of them ends as an error.
 """
 
+# Workloads that a client's own start decides.
+SHORT: Final = ("W2", "W5-24", "W5-300")
+
+_ENDS: Final = """Where Freight is behind by a hundredth or a few on W2 and W5, it is by its own start: two processes of
+Python, one of which opens its databases, checks the file and makes the order. From the first request to the last answer
+all take as long, but for a tenth of a second on W5-300, while Freight finds out how many requests the engine runs at
+once. Where it starts the engine itself it knows, and its own start is over when the engine is up. Seconds, the middle
+column the engine's:"""
+
 _COMMANDS: Final = """## Commands
 
 ```console
@@ -78,6 +87,7 @@ def page(lines: Sequence[Line], remark: str = "") -> Iterator[str]:
     yield from races(by_kind.get("race", ()), by_kind.get("file", ()))
     yield _TIES
     yield from named_ties(by_kind.get("race", ()))
+    yield from ends(by_kind.get("race", ()))
     yield from peaks(by_kind.get("peak", ()))
     yield from spreads(by_kind.get("spread", ()))
     yield from costs(by_kind.get("cost", ()))
@@ -187,6 +197,21 @@ def named_ties(lines: Sequence[Line]) -> Iterator[str]:
         found.append(f"- {name[0]}{_size(these[-1])}: {word} {peer} ({setting}){unsafe}: {faster.text()} ×")
     if found:
         yield f"Of all pairs above, those in which Freight is not {TIE} times as fast:\n\n" + "\n".join(found)
+
+
+def ends(lines: Sequence[Line]) -> Iterator[str]:
+    """Yield what goes by before the first request and after the last answer, where that decides."""
+    rows: list[list[str]] = []
+    for name in SHORT:
+        runs = [line for line in lines if line["workload"] == name and is_whole(line)]
+        whole = [line for line in runs if line["factor"] == max(run["factor"] for run in runs)]
+        for (peer, setting), these in grouped(whole, lambda line: (line["peer"], line["setting"])).items():
+            if setting == BEST or peer == "freight":
+                cells = [_cell(these, part, "{:.2f}") for part in ("start_s", "span_s", "finish_s")]
+                rows.append([name, f"{peer} ({setting})", *cells])
+    if rows:
+        yield _ENDS
+        yield table(["", "", "before the first request", "from there to the last answer", "after it"], rows)
 
 
 def peaks(lines: Sequence[Line]) -> Iterator[str]:
