@@ -3,6 +3,8 @@
 import asyncio
 import json
 import tracemalloc
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import numpy
@@ -242,13 +244,19 @@ def test_twins_with_large_records_take_no_more_memory_than_a_slice_of_them(tmp_p
         asyncio.run(scenario(parts))
 
 
+@asynccontextmanager
+async def on_its_way_to_disk(parts: Parts) -> AsyncGenerator["asyncio.Task[Totals]"]:
+    """Have the one answer to all records be put on disk, and hold that up for as long as the block takes."""
+    await parts.lease("a", 1)
+    with parts.putting() as until_there:
+        accepting = asyncio.create_task(parts.dispatcher.accept(parts.report("a", done=done(0))))
+        assert await until_there()
+        yield accepting
+
+
 def test_others_write_in_between_while_a_body_that_comes_often_is_put_on_disk(tmp_path: Path) -> None:
     async def scenario(parts: Parts) -> None:
-        await parts.lease("a", 1)
-        report = parts.report("a", done=done(0))
-        with parts.putting() as until_there:
-            accepting = asyncio.create_task(parts.dispatcher.accept(report))
-            assert await until_there()
+        async with on_its_way_to_disk(parts) as accepting:
             other = parts.writer.submit(parts.results.totals)
         await accepting
         assert other.result().done == PART_LINES
@@ -271,11 +279,7 @@ def test_long_answers_make_small_parts(tmp_path: Path) -> None:
 
 def test_a_job_that_is_over_puts_nothing_more_on_disk_once_it_is_closed(tmp_path: Path) -> None:
     async def scenario(parts: Parts) -> None:
-        await parts.lease("a", 1)
-        report = parts.report("a", done=done(0))
-        with parts.putting() as until_there:
-            accepting = asyncio.create_task(parts.dispatcher.accept(report))
-            assert await until_there()
+        async with on_its_way_to_disk(parts) as accepting:
             closing = asyncio.create_task(parts.dispatcher.close())
             await asyncio.sleep(0)
         await closing

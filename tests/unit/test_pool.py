@@ -22,6 +22,7 @@ from tests.unit.oddserver import (
     PATH,
     PATIENCE_S,
     Line,
+    Play,
     Run,
     answers,
     odd_server,
@@ -77,16 +78,23 @@ def test_unix_sockets_and_ipv6_are_spoken_to(run: Run, tmp_path: Path) -> None:
     run(main())
 
 
-def test_unix_socket_whose_queue_is_full_is_asked_again_until_there_is_room(tmp_path: Path) -> None:
+def test_unix_socket_whose_queue_is_full_is_asked_again_until_there_is_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = str(tmp_path / "s")
+    pause = asyncio.sleep
 
     async def main() -> None:
-        loop = asyncio.get_running_loop()
+        loop, refused = asyncio.get_running_loop(), asyncio.Event()
+
+        async def pausing(seconds: float) -> None:
+            refused.set()
+            await pause(seconds)
+
+        monkeypatch.setattr(asyncio, "sleep", pausing)
         async with EngineClient(Address("http://localhost", path)) as client:
             asking = asyncio.create_task(client.post(PATH, b"{}", None))
-            # Until it has been refused at least once.
-            await asyncio.sleep(0.1)
-            assert not asking.done()
+            await asyncio.wait_for(refused.wait(), PATIENCE_S)
             for _ in queued:
                 (await loop.sock_accept(listener))[0].close()
             made, _ = await loop.sock_accept(listener)
@@ -169,19 +177,24 @@ def test_connection_used_last_is_used_first_and_there_are_as_many_as_requests(ru
     run(main())
 
 
+def answers_two_at_once() -> Play:
+    """Return a play that answers nobody before there are two connections, and notes their ends."""
+    both = asyncio.Event()
+
+    async def play(line: Line) -> None:
+        while await line.request():
+            if len(line.server.lines) == 2:
+                both.set()
+            await both.wait()
+            await line.say(OK)
+        line.server.note(b"closed")
+
+    return play
+
+
 def test_connection_idle_for_long_is_not_used_again_and_closed(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     async def main() -> None:
-        both = asyncio.Event()
-
-        async def play(line: Line) -> None:
-            while await line.request():
-                if len(odd.lines) == 2:
-                    both.set()
-                await both.wait()
-                await line.say(OK)
-            line.server.note(b"closed")
-
-        async with odd_server(play) as odd, EngineClient(Address(odd.url)) as client:
+        async with odd_server(answers_two_at_once()) as odd, EngineClient(Address(odd.url)) as client:
             monkeypatch.setattr(pool_module, "KEPT_S", 0.0)
             await asyncio.gather(client.post(PATH, b"{}", None), client.post(PATH, b"{}", None))
             await client.post(PATH, b"{}", None)
@@ -195,18 +208,8 @@ def test_connections_that_are_idle_are_closed_though_nothing_more_is_sent(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def main() -> None:
-        both = asyncio.Event()
-
-        async def play(line: Line) -> None:
-            while await line.request():
-                if len(odd.lines) == 2:
-                    both.set()
-                await both.wait()
-                await line.say(OK)
-            line.server.note(b"closed")
-
         monkeypatch.setattr(pool_module, "KEPT_S", 0.05)
-        async with odd_server(play) as odd, EngineClient(Address(odd.url)) as client:
+        async with odd_server(answers_two_at_once()) as odd, EngineClient(Address(odd.url)) as client:
             await asyncio.gather(client.post(PATH, b"{}", None), client.post(PATH, b"{}", None))
             await odd.hears(2)
 
