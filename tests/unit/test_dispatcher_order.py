@@ -6,6 +6,7 @@ import tracemalloc
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy
 import pytest
@@ -16,6 +17,7 @@ from freight.core.answer import MAX_DEATHS, Answer, answer_line, refused_line
 from freight.core.job import Totals
 from freight.core.messages import SLICE_BYTES, Death, Returned
 from freight.errors import OperationError
+from freight.store.database import StorageFull
 from tests.unit.planes import COUNT, Parts, done, job_of, opened_parts
 
 ORDERED = Wishes(order=True)
@@ -264,6 +266,31 @@ def test_others_write_in_between_while_a_body_that_comes_often_is_put_on_disk(tm
         assert parts.dispatcher.totals.done == 2 * PART_LINES + 5
 
     with opened_parts(tmp_path, [SAME] * (2 * PART_LINES + 5), DEDUPED) as parts:
+        asyncio.run(scenario(parts))
+
+
+def test_what_was_put_before_the_disk_was_full_counts_in_a_job_that_gives_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario(parts: Parts) -> None:
+        await parts.lease("a", 1)
+        put, puts = parts.results.put, 0
+
+        def put_once(*arguments: Any) -> Totals:
+            nonlocal puts
+            puts += 1
+            if puts > 1:
+                raise StorageFull("no space left for results")
+            return put(*arguments)
+
+        monkeypatch.setattr(parts.results, "put", put_once)
+        parts.dispatcher.give_up()
+        with pytest.raises(StorageFull):
+            await parts.accept("a", done=done(0))
+        assert parts.dispatcher.totals == parts.results.totals()
+        assert parts.dispatcher.totals.done == PART_LINES
+
+    with opened_parts(tmp_path, [SAME] * (2 * PART_LINES), DEDUPED) as parts:
         asyncio.run(scenario(parts))
 
 
